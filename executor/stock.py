@@ -6,6 +6,7 @@ DTensor, pipelining: `executor.training.parallelize`), logging by `.item()`, che
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,14 @@ class StockResult(msgspec.Struct, kw_only=True):
     by_rank: list[list[float]]
     memory: int = 0
     """Largest peak of device memory over ranks, in bytes (resident memory on a CPU)."""
+
+    @property
+    def warning(self) -> str:
+        """A sentence where the loss is not finite from some step on (all of a model in fp16 comes to that); "" where it is."""
+        lost = next((step for step, loss in enumerate(self.losses) if not math.isfinite(loss)), None)
+        if lost is None:
+            return ""
+        return f"the loss is {self.losses[lost]} from step {lost} on: times stand, as kernels take as long with any numbers, but nothing was learned"
 
 
 def run_stock(

@@ -146,6 +146,7 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
         name: (align_by_class if name == "stock" else align_by_id)(predicted.trace, run.trace, run.step_times) for name, run in runs.items()
     }
     notes = _buckets(predicted.program, stock) if stock else [f"not trained by PyTorch itself: {left_out}"]
+    notes += [f"stock: {stock.warning}"] if stock and stock.warning else []
     return Twin(
         plan=plan,
         prediction=predicted,
@@ -210,15 +211,21 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
     check_runs(setting, stock=how == "stock", play=how == "play")
     if how == "stock":
         stock = run_stock(plan, folder, steps)
-        trace, times = stock.trace, stock.step_times
+        trace, times, warning = stock.trace, stock.step_times, stock.warning
     else:
         path = folder.parent / f"calibration-{plan.world}.toml"
         calibrated(plan.world, path, say)
         program = predict_setting(setting, calibration=path).program
         assert program is not None
         played = run_play(program, host_seconds(program, pricer_for(setting, path)), folder, steps)
-        trace, times = played.trace, played.step_times
-    found = {"how": how, "step_time_s": msgspec.to_builtins(Measured.of(times)), "folder": str(folder), "steps_s": times}
+        trace, times, warning = played.trace, played.step_times, ""
+    found = {
+        "how": how,
+        "step_time_s": msgspec.to_builtins(Measured.of(times)),
+        "folder": str(folder),
+        "steps_s": times,
+        "warning": warning,
+    }
     if leads():
         keep_run(folder, plan, program, found, trace)
     return found

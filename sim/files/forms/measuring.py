@@ -56,12 +56,13 @@ class Twin(Said, frozen=True, kw_only=True):
 
 
 class Run(Said, frozen=True, kw_only=True):
-    """`steptwin run --json`: the steps together, and each."""
+    """`steptwin run --json`: the steps together, and each; `warning` says from which step on the loss is not finite, or is empty."""
 
     how: str
     folder: str
     step_time_s: Steps
     steps_s: list[float]
+    warning: str
 
 
 class Probe(Said, frozen=True, kw_only=True):
