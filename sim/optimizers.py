@@ -43,8 +43,8 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     """Results that a static graph assigns, each in a kernel."""
     gradient_reads: int = 0
     """Times that torch's foreach and for-loop updates read a gradient (lerp, and addcmul twice); 0: of a whole matrix alone."""
-    in_torch: bool = True
-    """torch.optim has it."""
+    torch: str = ""
+    """Its class in torch.optim, which stock training uses; empty: torch has none."""
     whole_matrices: bool = False
     """It cannot update a piece of a matrix."""
 
@@ -81,7 +81,14 @@ _GRAPH_DECAY: Passes = (("scale", 1, 1), ("scale", 1, 1), ("add", 2, 1))
 """AdamWeightDecay of optimization.py subtracts it before Keras's operator (ResourceApplyAdam)."""
 
 _SGD = Algorithm(
-    states=0, fused=(2, 1), like="sgd", loop=(("add_", 2, 1),), script=(("add_", 2, 1),), graph=(("add_", 2, 1),), gradient_reads=1
+    states=0,
+    fused=(2, 1),
+    like="sgd",
+    loop=(("add_", 2, 1),),
+    script=(("add_", 2, 1),),
+    graph=(("add_", 2, 1),),
+    gradient_reads=1,
+    torch="SGD",
 )
 _MOMENTUM = Algorithm(
     states=1,
@@ -91,6 +98,7 @@ _MOMENTUM = Algorithm(
     script=(("add", 3, 2),),
     graph=(("add", 3, 2),),  # ApplyMomentum
     gradient_reads=1,
+    torch="SGD",
 )
 _ADAMW = Algorithm(
     states=2,
@@ -103,6 +111,7 @@ _ADAMW = Algorithm(
     graph_operator=(*_GRAPH_DECAY, ("add", 4, 3)),
     variables=3,
     gradient_reads=3,
+    torch="AdamW",
 )
 NESTEROV = Algorithm(
     states=1,
@@ -111,6 +120,7 @@ NESTEROV = Algorithm(
     loop=(("scale_", 1, 1), ("add_", 2, 1), ("add", 2, 1), ("add_", 2, 1)),  # and the look-ahead
     foreach=(("scale_", 1, 1), ("add_", 2, 1), ("add_", 2, 1), ("add_", 2, 1)),  # looks ahead in the gradients' own memory
     gradient_reads=2,
+    torch="SGD",
 )
 """torch.optim.SGD(nesterov = True): the outer step of local updates, no plan's own optimizer."""
 _LION: Passes = (("scale_", 1, 1), ("scale", 1, 1), ("add_", 2, 1), ("sign", 1, 1), ("add_", 2, 1))
@@ -119,7 +129,7 @@ _ADAGRAD: Passes = (("add_", 2, 1), ("sqrt", 1, 1), ("scale_", 1, 1))
 OPTIMIZERS: dict[str, Algorithm] = {
     "sgd": _SGD,
     "momentum": _MOMENTUM,
-    "adam": msgspec.structs.replace(_ADAMW, like="adam", loop=_ADAM, graph_operator=(("add", 4, 3),)),
+    "adam": msgspec.structs.replace(_ADAMW, like="adam", loop=_ADAM, graph_operator=(("add", 4, 3),), torch="Adam"),
     "adamw": _ADAMW,
     # Fused: the update with its moments, two norms, the application. Its script's numbers are those of the trust ratio: a clamp, two quotients, two
     # comparisons of either norm, products and sums (DeepLearningExamples' Transformer-XL, lamb.py).
@@ -133,10 +143,9 @@ OPTIMIZERS: dict[str, Algorithm] = {
         graph=(*_GRAPH_UPDATE, *_GRAPH_NORMS, *_GRAPH_APPLY),
         variables=3,
         gradient_reads=3,
-        in_torch=False,
     ),
     # Jordan 2024: `sim.lower.optimizer.muon`, and AdamW beside it.
-    "muon": Algorithm(states=2, like="adamw", gradient_reads=3, whole_matrices=True),
+    "muon": Algorithm(states=2, like="adamw", gradient_reads=3, whole_matrices=True, torch="Muon"),
     # Chen et al. 2023. Fused: DeepSpeed's csrc/lion/multi_tensor_lion.cu. Loop: timm's lion.py: decay, the momentum times a number plus the gradient,
     # its sign, the update, lerp, which a list has as a product and a sum. A graph assigns parameter and momentum.
     "lion": Algorithm(
@@ -149,7 +158,6 @@ OPTIMIZERS: dict[str, Algorithm] = {
         graph=(*_LION, ("add_", 2, 1)),
         variables=2,
         gradient_reads=2,
-        in_torch=False,
     ),
     # addcmul, sqrt, add, addcdiv; a list multiplies the gradient by a list of learning rates before.
     "adagrad": Algorithm(
@@ -161,6 +169,7 @@ OPTIMIZERS: dict[str, Algorithm] = {
         script=(("add", 3, 2),),
         graph=(("add", 3, 2),),
         gradient_reads=3,
+        torch="Adagrad",
     ),
     # You et al. 2017. Fused: two norms, then momentum's (MXNet's multi_sum_sq and preloaded_multi_sgd_mom_update). Loop: timm's lars.py: both norms,
     # decay, trust ratio, momentum, update; of its numbers four products and sums and a quotient, two comparisons, two choices.
@@ -174,8 +183,7 @@ OPTIMIZERS: dict[str, Algorithm] = {
         script=(("norm", 1, 0), ("norm", 1, 0), ("add", 3, 2)),
         graph=(("norm", 1, 0), ("norm", 1, 0), ("add", 3, 2)),
         gradient_reads=2,
-        in_torch=False,
     ),
     # Shazeer and Stern 2018: `sim.lower.optimizer.adafactor`.
-    "adafactor": Algorithm(states=1, like="adam", whole_matrices=True),
+    "adafactor": Algorithm(states=1, like="adam", whole_matrices=True, torch="Adafactor"),
 }

@@ -61,7 +61,7 @@ def _of_the_step(plan: Plan) -> Refusals:
         ),
         (habits.compile, f"compile = true is not done by stock training yet. {PLAY}"),
         (
-            not OPTIMIZERS[plan.optimizer.name].in_torch,
+            not OPTIMIZERS[plan.optimizer.name].torch,
             f'optimizer.name = "{plan.optimizer.name}" is not in torch.optim. Use "adamw", or: {PLAY}',
         ),
         (plan.optimizer.states is not None, "optimizer.states: torch.optim keeps moments as wide as the parameters. Leave it out"),

@@ -11,6 +11,10 @@ from torch import nn
 from executor.training.models.build import ends_of
 from executor.training.parallelize import alike
 from sim.framework.framework import Framework
+from sim.optimizers import OPTIMIZERS
+
+RATES = {"adam": 1e-3, "adamw": 1e-3}
+"""Learning rates, where they are not 0.01."""
 
 
 class Updates(Protocol):
@@ -25,18 +29,16 @@ class Updates(Protocol):
 
 def optimizer_of(name: str, habits: Framework, model: nn.Module) -> Updates:
     """Optimizer `name` over all of the model's parameters, its kernels launched as the framework does."""
-    options: dict[str, Any] = {"foreach": habits.optimizer.implementation == "foreach", "fused": habits.optimizer.implementation == "fused"}
+    options: dict[str, Any] = {"foreach": habits.optimizer.implementation == "foreach"}
+    if habits.optimizer.implementation == "fused":  # a class without fused kernels does not know the word
+        options["fused"] = True
     if name == "muon":
         return Muon(model, options)
-    parameters = [{"params": group} for group in alike(model)]
-    if name in ("adam", "adamw"):
-        kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-        return kind(parameters, lr=1e-3, **options)
-    if name == "adagrad":
-        return torch.optim.Adagrad(parameters, lr=1e-2, **options)
-    if name == "adafactor":
-        return torch.optim.Adafactor(parameters, lr=1e-2, foreach=options["foreach"])
-    return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9 if name == "momentum" else 0.0, **options)
+    if name == "momentum":
+        options["momentum"] = 0.9
+    kind = getattr(torch.optim, OPTIMIZERS[name].torch)
+    made: Updates = kind([{"params": group} for group in alike(model)], lr=RATES.get(name, 1e-2), **options)
+    return made
 
 
 def _ends(model: nn.Module) -> Iterator[nn.Module]:

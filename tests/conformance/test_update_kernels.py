@@ -71,6 +71,19 @@ def test_adagrads_kernels_are_torchs(how: str) -> None:
     assert seen == counted(predicted("adagrad", how))
 
 
+@pytest.mark.parametrize("name", [name for name, one in OPTIMIZERS.items() if one.torch and name != "muon"])
+def test_stock_training_uses_the_class_that_the_record_names(name: str) -> None:
+    made: Any = optimizer_of(name, QUIET.but(optimizer={"implementation": "foreach"}), nn.ParameterList(parameters()))
+    assert type(made) is getattr(torch.optim, OPTIMIZERS[name].torch)
+    assert (made.defaults.get("momentum", 0.0) > 0) == (name == "momentum")
+
+
+@pytest.mark.parametrize("name", ["lion", "lamb"])
+def test_nothing_stands_for_an_optimizer_that_torch_has_not(name: str) -> None:
+    with pytest.raises(AttributeError):
+        optimizer_of(name, QUIET, nn.ParameterList(parameters()))
+
+
 def test_adagrads_state_is_one_number_a_parameter() -> None:
     model = nn.ParameterList(parameters())
     optimizer: Any = optimizer_of("adagrad", QUIET, model)

@@ -280,6 +280,7 @@ def test_on_a_cpu_one_pass_does_for_all_tensors() -> None:
 def test_every_optimizer_that_a_plan_may_name_has_a_record_and_no_other() -> None:
     assert set(get_args(get_type_hints(Optimizer)["name"])) == set(OPTIMIZERS)
     for name, one in OPTIMIZERS.items():
-        own = (one.loop, one.script, one.graph, one.fused != (0, 0))
-        assert one.whole_matrices or all(own), f"{name} lacks an implementation"
-        assert OPTIMIZERS[one.like].like == one.like and OPTIMIZERS[one.like].in_torch
+        own = {"fused": one.fused != (0, 0), "loop": one.loop, "script": one.script, "graph": one.graph}
+        lacking = [how for how, what in own.items() if not what]
+        assert one.whole_matrices or not lacking, f"{name} has no {', '.join(lacking)}: it would update for nothing there"
+        assert OPTIMIZERS[one.like].like == one.like and OPTIMIZERS[one.like].torch, f"{name} is like {one.like}, which has no kernel"
