@@ -8,8 +8,8 @@ from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
 from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
+from sim.schedule import splits
 from sim.schedule.interleaved import makes_rounds
-from sim.schedule.placement import splits
 from sim.schedule.reading import name_of
 from sim.setting.bind import shape_of
 from sim.work import BYTES

@@ -31,7 +31,7 @@ from sim.framework.framework import Framework
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import Mlp, ModelSpec
 from sim.plan import Plan
-from sim.schedule import rank_of
+from sim.schedule import Name, rank_of, schedule
 from sim.schedule.reading import name_of
 from topologies.errors import BadInput
 
@@ -121,8 +121,8 @@ def _split_vocabulary(logits: Tensor, mesh: DeviceMesh) -> Tensor:
     return DTensor.from_local(logits, mesh, (Shard(-1),), run_check=False)
 
 
-_SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-_SEVERAL = {
+_SINGLE: dict[Name, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_SEVERAL: dict[Name, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "looped-bfs": ScheduleLoopedBFS,
     "zb-h1": ScheduleInterleavedZeroBubble,
@@ -133,14 +133,17 @@ _SEVERAL = {
 
 
 def schedule_of(plan: Plan, stages: list[PipelineStage], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    """torch's schedule of the plan's name, or its runtime with the plan's own actions."""
-    name = name_of(plan.parallel)
+    """torch's schedule of the plan's name; where it has none, or the actions are the plan's own, its runtime with each rank's actions."""
+    p, name = plan.parallel, name_of(plan.parallel)
     more: dict[str, Any] = {"n_microbatches": plan.microbatches, "loss_fn": loss}
-    if isinstance(name, str):
-        return _SINGLE[name](stages[0], **more) if name in _SINGLE else _SEVERAL[name](stages, **more)
+    if name in _SINGLE:
+        return _SINGLE[name](stages[0], **more)
+    if name in _SEVERAL:
+        return _SEVERAL[name](stages, **more)
     runtime = _PipelineScheduleRuntime(stages, **more)  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as folder:  # torch reads files alone
         path = Path(folder) / "schedule.csv"
-        path.write_text("".join(f"{row}\n" for row in plan.parallel.actions))
+        lines = (schedule(name, p.pp, rank, plan.microbatches, p.virtual_stages) for rank in range(p.pp))
+        path.write_text("".join(f"{','.join(map(str, line))}\n" for line in lines))
         runtime._load_csv(str(path))
     return runtime

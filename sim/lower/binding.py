@@ -12,7 +12,7 @@ from sim.model.parts import Network
 from sim.model.stages import Blocks, layout
 from sim.plan import Plan
 from sim.rules import mesh_of
-from sim.schedule.placement import splits
+from sim.schedule import splits
 from sim.work import BYTES
 from topologies.errors import Refused
 

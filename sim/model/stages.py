@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from sim.model.parts import Block, Network
 from sim.plan import Plan
+from sim.schedule import Action, chunks_of, rank_of, schedule
 from sim.schedule.interleaved import round_of
-from sim.schedule.placement import rank_of
 from sim.schedule.reading import name_of
-from sim.schedule.written import Written
 from topologies.errors import BadInput, Refused
 
 Blocks = tuple[tuple[str, Block], ...]
@@ -63,20 +62,24 @@ def reader(network: Network, stages: Iterable[Blocks]) -> str:
     return next((name for stage in stages for name, _ in stage if name in network.tied), "") if network.tied else ""
 
 
+_KNOWN = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe")
+"""Schedules whose passes in flight are a formula, which takes no time however many micro-batches there are."""
+
+
 def in_flight(plan: Plan, rank: int) -> tuple[int, ...]:
     """Forward passes that pipeline rank `rank` has run and not yet run backward, at most, for each of its chunks.
 
     gpipe keeps all; 1f1b pp - rank (Narayanan et al. 2021, section 2.2.1); interleaved fills 2 (pp - rank - 1) +
     (chunks - 1) rounds and one more, a round of one chunk after the other (Megatron-LM schedules.py); zb-h1 as many as 1f1b's
     first stage (Qi et al. 2023, table 1), with several stages a round more for each further one; zb-v (ibid., section 6) and dualpipe
-    2 pp and 2 pp + 1 over their two chunks, of half the layers each. A schedule of one's own is counted.
+    2 pp and 2 pp + 1 over their two chunks, of half the layers each. Those of all other schedules are counted.
     """
     p, total = plan.parallel, plan.microbatches
     name, chunks = name_of(p), p.virtual_stages
     if p.pp == 1:
         return (1,)
-    if isinstance(name, Written):
-        return fullest(name, rank)
+    if name not in _KNOWN:
+        return fullest(schedule(name, p.pp, rank, total, chunks), p.pp, chunks_of(name, chunks))
     if p.schedule in ("gpipe", "looped-bfs"):
         return (total,) * chunks
     if p.schedule == "zb-v":
@@ -95,10 +98,10 @@ def _dealt(begun: int, size: int, chunks: int) -> tuple[int, ...]:
     return tuple(sum(k // size % chunks == chunk for k in range(begun)) for chunk in range(chunks))
 
 
-def fullest(written: Written, rank: int) -> tuple[int, ...]:
-    """The passes of each chunk that a rank has begun and not finished, where these are most."""
-    now, most = [0] * written.chunks, [0] * written.chunks
-    for action in written.rows[rank]:
-        now[action.stage // len(written.rows)] += (action.kind == "F") - (action.kind in ("B", "W"))
+def fullest(actions: Iterable[Action], pp: int, chunks: int) -> tuple[int, ...]:
+    """The passes of each chunk that a rank of these actions has begun and not finished, where these are most."""
+    now, most = [0] * chunks, [0] * chunks
+    for action in actions:
+        now[action.stage // pp] += (action.kind == "F") - (action.kind in ("B", "W"))
         most = list(now) if sum(now) > sum(most) else most
     return tuple(most)

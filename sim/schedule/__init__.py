@@ -16,7 +16,7 @@ from sim.schedule.interleaved import interleaved
 from sim.schedule.looped_bfs import looped_bfs
 from sim.schedule.messages import Grid, add_messages, late
 from sim.schedule.one_f_one_b import one_f_one_b
-from sim.schedule.placement import chunks_of, goes_back, rank_of
+from sim.schedule.placement import chunks_of, goes_back, rank_of, style_of
 from sim.schedule.shards import add_shards
 from sim.schedule.written import Name, Written
 from sim.schedule.zb_v import zb_v
@@ -35,8 +35,10 @@ __all__ = [
     "goes_back",
     "late",
     "parse_action",
+    "puts_off",
     "rank_of",
     "schedule",
+    "splits",
     "with_messages",
 ]
 
@@ -76,6 +78,18 @@ def schedule(name: Name, pp: int, rank: int, microbatches: int, virtual_stages: 
     if name == "interleaved" and virtual_stages == 1:  # nothing to interleave (Megatron takes its 1F1B then)
         return one_f_one_b(pp, rank, microbatches)
     return SCHEDULES[name](pp, rank, microbatches, virtual_stages)
+
+
+@lru_cache(maxsize=64)
+def splits(name: Name) -> bool:
+    """Does it run the gradients of inputs and of weights apart?"""
+    rows = name.rows if isinstance(name, Written) else (schedule(name, 1, 0, 2),)
+    return any(action.kind == "I" for row in rows for action in row)
+
+
+def puts_off(name: Name) -> bool:
+    """Do later stages put off more weights' gradients to the end than earlier ones, as in ZB-H1? In a V all ranks put off alike."""
+    return splits(name) and style_of(name) == "loop"
 
 
 @lru_cache(maxsize=8)

@@ -33,10 +33,3 @@ def goes_back(name: Name, pp: int, stage: int) -> bool:
 def placed(style: Style, pp: int, stage: int) -> int:
     """The rank of a stage: `stage % pp`, or in a V down and up again."""
     return pp - 1 - stage % pp if style == "v" and stage // pp % 2 else stage % pp
-
-
-def splits(name: Name) -> bool:
-    """Does it run the gradients of inputs and of weights apart?"""
-    if isinstance(name, Written):
-        return any(action.kind == "I" for row in name.rows for action in row)
-    return name in ("zb-h1", *VEES)

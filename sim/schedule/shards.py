@@ -18,7 +18,7 @@ ACTIVE_STAGES = 3
 
 def by_actions(name: Name, virtual_stages: int) -> bool:
     """Does torch run the schedule action by action? All but GPipe and 1F1B, also with one stage a rank."""
-    return isinstance(name, Written) or name in ("looped-bfs", "zb-h1") or chunks_of(name, virtual_stages) > 1
+    return isinstance(name, Written) or name not in ("gpipe", "1f1b", "interleaved") or chunks_of(name, virtual_stages) > 1
 
 
 def add_shards(computes: Sequence[Action], microbatches: int) -> tuple[Action, ...]:

@@ -17,6 +17,8 @@ import msgspec
 from sim.engine.agenda import uncollected
 from sim.engine.steps import Step
 from sim.plan import Plan
+from sim.schedule import puts_off
+from sim.schedule.reading import name_of
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
 from sim.steady.periods import LONG, evened, kinds, mean_step
@@ -102,7 +104,7 @@ def rounds_of(setting: Setting) -> Rounds | None:
     least = _least(plan, each) + (each if each > 1 else 0)
     counts = (*warm_of(plan, least), least, least + each, least + 2 * each)
     saved = (plan.microbatches - sum(counts[1:])) * _passes(plan)
-    if _supplied(plan) or plan.parallel.schedule == "zb-h1" or saved < _WORTH * len(setting.network.blocks) or each > _DEEP:
+    if _supplied(plan) or puts_off(name_of(plan.parallel)) or saved < _WORTH * len(setting.network.blocks) or each > _DEEP:
         return None
     return Rounds(counts, (plan.microbatches - counts[-1]) / each)
 
@@ -152,5 +154,5 @@ def _least(plan: Plan, each_round: int) -> int:
     DualPipe's overlapped forwards and backwards come to their pace late, ZB-H1's weight gradients with the first micro-batch more than stages: found on
     pipelines of 2 to 16 stages."""
     p = plan.parallel
-    least = 5 * p.pp if p.schedule == "dualpipe" else max(_FEW, p.pp + (p.schedule == "zb-h1"))
+    least = 5 * p.pp if p.schedule == "dualpipe" else max(_FEW, p.pp + puts_off(name_of(p)))
     return least + (plan.microbatches - least) % each_round

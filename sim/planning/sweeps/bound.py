@@ -34,8 +34,7 @@ from sim.model.parts import Block
 from sim.model.stages import Blocks, held, layout
 from sim.planning.sweeps.traffic import Traffic
 from sim.program import COMPUTE, HOST, Op
-from sim.schedule import Name, Written
-from sim.schedule.placement import splits
+from sim.schedule import Action, schedule, splits
 from sim.setting.bind import Setting
 from sim.setting.pace import board_clock
 from sim.steady.shortened import layers_of
@@ -103,17 +102,16 @@ class Bounds:
             device, host = count * sum(chunk.device for chunk in chunks), count * sum(chunk.host for chunk in chunks)
             gathers = [traffic.gathers() for traffic in sent]
             device += sum(max(0.0, gathered - chunk.forward) for gathered, chunk in zip(gathers, chunks, strict=True))
-            put_off = put_off_of(job.schedule, at) * max(chunk.rest for chunk in chunks)  # weights' gradients, at most
+            actions = schedule(job.schedule, plan.parallel.pp, at, count, plan.parallel.virtual_stages) if splits(job.schedule) else ()
+            put_off = put_off_of(actions) * max(chunk.rest for chunk in chunks)  # weights' gradients, at most
             best = max(best, host, fill + device + max(0.0, drain - put_off, sent[0].reduces() - put_off))
             fill, drain = fill + max(chunks[0].forward, gathers[0]), drain + chunks[0].backward
         return best
 
 
-def put_off_of(schedule: Name, at: int) -> int:
-    """Weights' gradients, each of one micro-batch and chunk, that rank `at` runs after its last gradient of an input, at most."""
-    if isinstance(schedule, Written):
-        return next(count for count, action in enumerate(reversed(schedule.rows[at])) if action.kind != "W")
-    return 2 * at + 1 if schedule == "zb-v" else at + 1
+def put_off_of(actions: tuple[Action, ...]) -> int:
+    """Weights' gradients, each of one micro-batch and chunk, that a rank of these actions runs after its last gradient of an input."""
+    return next((count for count, action in enumerate(reversed(actions)) if action.kind != "W"), 0)
 
 
 class _Rank:

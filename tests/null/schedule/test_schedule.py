@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim.model.stages import in_flight
-from sim.plan import VEES, Batch, Parallel, Plan
+from sim.plan import LOOPS, VEES, Batch, Parallel, Plan
 from sim.rules import check
 from sim.schedule import SCHEDULES, Action, chunks_of, late, parse_action, rank_of, schedule, with_messages
 from sim.schedule.interleaved import makes_rounds, round_of
@@ -116,8 +116,8 @@ def sizes(draw: st.DrawFn) -> tuple[str, int, int, int]:
     microbatches = draw(st.integers(1, 20))
     if name == "dualpipe":
         return name, pp, 2 * pp + microbatches - 1, 2
-    if name in ("1f1b", "gpipe", "zb-v"):
-        return name, pp, microbatches, 2 if name == "zb-v" else 1
+    if name not in LOOPS:
+        return name, pp, microbatches, 2 if name in VEES else 1
     if name == "zb-h1" and chunks > 1:
         return name, pp, pp * draw(st.integers(1, 4)), chunks
     return name, pp, microbatches, chunks

@@ -16,8 +16,7 @@ from sim.planning.sweeps.bound import Bounds, put_off_of
 from sim.planning.sweeps.space import parse_space
 from sim.planning.sweeps.sweep import header_of, sweep
 from sim.predict import predict_setting
-from sim.schedule import SCHEDULES, chunks_of, rank_of, schedule, with_messages
-from sim.schedule.placement import splits
+from sim.schedule import SCHEDULES, chunks_of, rank_of, schedule, splits, with_messages
 from sim.schedule.reading import LARGEST, name_of, read_rows, written_of
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
@@ -58,7 +57,9 @@ def test_what_has_a_name_can_be_written_down(name: str, chunks: int) -> None:
         assert with_messages(own, pp, microbatches, chunks, shards) == with_messages(name, pp, microbatches, chunks, shards)
     assert splits(own) == splits(name) == (name in ("zb-h1", *VEES))
     if splits(name):
-        assert [put_off_of(own, rank) for rank in range(pp)] == [put_off_of(name, rank) for rank in range(pp)]
+        assert [put_off_of(schedule(own, pp, rank, microbatches)) for rank in range(pp)] == [
+            (2 * rank if name == "zb-v" else rank) + 1 for rank in range(pp)
+        ]
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("interleaved", 2), ("zb-h1", 1), ("zb-v", 1), ("looped-bfs", 2)])
@@ -191,6 +192,16 @@ def test_a_plan_keeps_what_the_file_said(tmp_path: Path) -> None:
     assert name_of(again.parallel) is name_of(plan.parallel), "read once"
     other: Plan = load_plan(again, ("parallel.schedule=1f1b", "parallel.virtual_stages=1"))
     assert other.parallel.actions == () and other.parallel.schedule == "1f1b"
+
+
+def test_zero_bubbles_written_down_warm_up_as_the_one_with_a_name(tmp_path: Path) -> None:
+    """Two steps before the one that counts: the lighter first stage begins each one earlier than the one before."""
+    sizes: dict[str, Any] = {"batch": {"global": 16, "micro": 1}, "framework": "pytorch", "model": tree("")["model"] | {"layers": 7}}
+    own, named = (
+        bind(load_plan(tree("") | sizes | {"parallel": {"schedule": schedule, "pp": 4, "stages": [1, 2, 2, 2], "dp_shard": 2}}), "dgx-h100")
+        for schedule in (written(tmp_path, "zb-h1", 4, 8), "zb-h1")
+    )
+    assert whole(own) == whole(named) == pytest.approx(predict_setting(own).step_time_s, rel=1e-6)
 
 
 def test_a_sweep_keeps_schedules_by_what_their_files_say(tmp_path: Path) -> None:
