@@ -6,6 +6,7 @@ or `base = "KEY"` and the fields that differ.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -104,6 +105,16 @@ def _clock(table: Table, known: float) -> float:
     return table.number("clock", 0.0) * 1e6
 
 
+def _arch(table: Table, known: str) -> str:
+    """The architecture that fitted costs are looked up by: another word for one that is known would have none of them."""
+    arch = table.text("arch", known)
+    if not re.fullmatch(r"sm\d+|gfx\d+[a-f]?", arch):
+        raise BadInput(
+            f'{table.at("arch")} is what compilers call the architecture, "sm90" (NVIDIA\'s Hopper) or "gfx942" (AMD\'s CDNA 3), got {arch[:40]!r}'
+        )
+    return arch
+
+
 def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
     """A GPU from its table; bare numbers of `clock` are MHz and those of `power` watts, as data sheets print them. Peaks are those at the clock:
     another clock than the base's changes them in proportion, where the table does not say them."""
@@ -117,7 +128,7 @@ def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
     return msgspec.structs.replace(
         b,
         name=table.text("name", name),
-        arch=table.text("arch", b.arch),
+        arch=_arch(table, b.arch),
         flops={dtype: rate * faster for dtype, rate in b.flops.items()} | table.flops("flops"),
         memory=table.size("memory", b.memory),
         bandwidth=table.rate("bandwidth", b.bandwidth),

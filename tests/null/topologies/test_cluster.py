@@ -215,6 +215,8 @@ def test_long_chains_of_includes(tmp_path: Path) -> None:
         ('gpu = "l4"\n[tree]\nsocket0 = ["gpu0"]\n[fabric]\noversubscription = 0', "at least 1"),
         ('gpu = "l4"\n[tree]\nsocket0 = ["gpu0"]\n[gpu2]\nx = 1', "unknown key"),
         ('[gpu]\nmemory = "8 GB"\n[tree]\nsocket0 = ["gpu0"]', "lacks arch"),
+        ('[gpu]\nbase = "h100-sxm"\narch = "hopper"\n[tree]\nsocket0 = ["gpu0"]', 'arch is what compilers call the architecture, "sm90"'),
+        ('[gpu]\nbase = "h100-sxm"\narch = "sm_90"\n[tree]\nsocket0 = ["gpu0"]', "got 'sm_90'"),
         ('gpu = "l4"\n[tree]\ntray0 = ["socket0"]\ntray1 = ["socket1"]\nsocket0 = ["gpu0"]\nsocket1 = ["gpu1"]', "disconnected"),
         ('kind = "tpu"', "unknown kind"),
         ('nodes = "2x dgx-h100"\nedits = "x"', "list of texts"),
