@@ -79,13 +79,16 @@ def load_framework(source: str | Mapping[str, Any]) -> Framework:
 
 
 @cache
-def _shipped(name: str) -> Framework:
+def _shipped(name: str, below: tuple[str, ...] = ()) -> Framework:
+    """The framework of a file, which is called as the file is; `below`: those that have it as their base, which it cannot have as its own."""
     known = frameworks()
     if name not in known:
-        raise UnknownName("framework", name, known)
-    tree = tomllib.loads(known[name].read_text("utf-8"))
+        raise UnknownName("framework", name, known, f"sim/framework/known/{below[-1]}.toml" if below else "")
+    if name in below:
+        raise BadInput(f'sim/framework/known/{below[-1]}.toml: base = "{name}" leads back to it. Give one that is whole, e.g. "pytorch"')
+    tree = {"name": name} | tomllib.loads(known[name].read_text("utf-8"))
     if "base" in tree:
-        tree = _over(msgspec.to_builtins(_shipped(tree.pop("base"))), tree)
+        tree = _over(msgspec.to_builtins(_shipped(tree.pop("base"), (*below, name))), tree)
     try:
         return msgspec.convert(tree, Framework)
     except msgspec.ValidationError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from sim.files.fullplan import full_plan
 from sim.files.planfile import dump_plan, load_plan
+from sim.framework import framework
 from sim.framework.chosen import framework_of
 from sim.framework.framework import load_framework
 from sim.predict import predict
@@ -87,3 +89,39 @@ def test_it_changes_the_step() -> None:
     beside, after = (predict(large | {"framework": how}, "dgx-h100") for how in ("pytorch", own))
     assert after.step_time_s > beside.step_time_s and after.breakdown.exposed_comm_s > beside.breakdown.exposed_comm_s
     assert json.loads(json.dumps(after.to_dict()))["plan"]["framework"] == own
+
+
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Adds a file to those that are shipped."""
+    shipped = framework.frameworks()
+    monkeypatch.setattr(framework, "frameworks", lambda: shipped)
+    framework._shipped.cache_clear()
+
+    def add(name: str, text: str) -> None:
+        shipped[name] = tmp_path / f"{name}.toml"
+        shipped[name].write_text(text)
+
+    yield add
+    framework._shipped.cache_clear()
+
+
+def test_a_file_that_is_added_is_called_as_it_is(added: Callable[[str, str], None]) -> None:
+    """It had its base's name, under which its predictions stood."""
+    added("ours", 'base = "torchtitan"\nhost = "light"')
+    assert load_framework("ours") == load_framework("torchtitan").but(name="ours", host="light")
+    assert all(load_framework(name).name == name for name in framework.frameworks())
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ("ours", r"known/theirs.toml: base = \"ours\" leads back to it"),
+        ("torchtitn", r"in sim/framework/known/theirs.toml. Did you mean torchtitan"),
+    ],
+)
+def test_a_base_that_is_none(added: Callable[[str, str], None], base: str, words: str) -> None:
+    added("ours", 'base = "theirs"')
+    added("theirs", f'base = "{base}"')
+    with pytest.raises(BadInput, match=words):
+        load_framework("ours")
