@@ -1,8 +1,9 @@
 """Predicted peak memory against measured peaks: the rows of the published table that give one.
 
-SimuMax's rows are torch's peak of allocated memory on one node of B200, in GiB although the column says GB (its v1.2
-summary). They served to choose what `sim.memory.report` counts, so they are no unseen data; the other sources' rows are. Those give
-what a training log or nvidia-smi showed: the allocator's reserve, and (assumed, for BLOOM's sweeps) context and NCCL too.
+SimuMax's rows are torch's peak of allocated memory on one node of B200, in GiB although the column says GB (its v1.2 summary); they served
+to choose what `sim.memory.report` counts. torchtitan's log prints what torch has reserved (metrics.py: reserved_bytes.all.peak), in GiB; the
+allocator's share is fitted on these. BLOOM's sweeps were read off nvidia-smi (chronicles-prequel.md), which shows context and NCCL too, in MiB: their
+"GB" are thousands of them, as 80 on a device of 79.2 GiB cannot be GiB; causes were looked for where they were off. No source is unseen data.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from sim.memory.report import memory_of
 from sim.setting.bind import bind
 from topologies.errors import SteptwinError
 
-GIB = 2**30
-SEEN = ("simumax-b200",)
+GIB, MIB = 2**30, 2**20
+SEEN = ("simumax-b200", "torchtitan", "bigscience-bloom-topology")
 """Sources whose rows were looked at while the memory model was made."""
 ALLOCATED = ("simumax-b200",)
-"""Sources that measured what the framework allocated; the others what was taken from the device."""
+"""Sources that measured what the framework allocated."""
+RESERVED = ("torchtitan",)
+"""Sources that measured what its allocator had reserved; the others what was taken from the device."""
+_THOUSANDS = ("bigscience-bloom-topology",)
+"""Sources whose GB are thousands of MiB."""
 
 
 class MemoryScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +40,7 @@ class MemoryScore(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     measured: int
     predicted: int
-    """Without CUDA's context, NCCL's buffers and the allocator's reserve where the source measured without (`ALLOCATED`)."""
+    """Without CUDA's context and NCCL's buffers, and without the allocator's slack, where the source measured without (`RESERVED`, `ALLOCATED`)."""
     refused: str = ""
     state: int = 0
     """Parameters, gradients and optimizer states alone: the baseline that knows no activations."""
@@ -63,14 +68,17 @@ def _rows(shared: str | Path | None) -> list[Row]:
 
 
 def _score(row: Row, peak: float) -> MemoryScore:
-    found = MemoryScore(row_id=row.row_id, source=row.source_id, model=row.model_name, gpu=row.gpu, measured=round(peak * GIB), predicted=0)
+    unit = 1000 * MIB if row.source_id in _THOUSANDS else GIB
+    found = MemoryScore(
+        row_id=row.row_id, source=row.source_id, model=row.model_name, gpu=row.gpu, measured=round(peak * unit), predicted=0
+    )
     try:
         case = case_of(row)
         setting = bind(case.plan, case.topology, case.edits)
     except SteptwinError as error:
         return msgspec.structs.replace(found, refused=str(error))
     report = memory_of(setting.plan, setting.network, setting.framework, setting.topology.device(0))
-    predicted = report.allocated if row.source_id in ALLOCATED else report.peak
+    predicted = report.allocated if row.source_id in ALLOCATED else report.reserved if row.source_id in RESERVED else report.peak
     return msgspec.structs.replace(found, predicted=predicted, state=report.parameters + report.gradients + report.optimizer)
 
 

@@ -34,6 +34,8 @@ class Framework(Habits, frozen=True, kw_only=True):
     cuda_graphs: bool = False
     launch_blocking: bool = False
     """Every launch waits for its kernel (CUDA_LAUNCH_BLOCKING = 1)."""
+    loads_all: bool = False
+    """The device holds all kernels of its libraries from the start (before CUDA 11.7 and PyTorch 1.13, which load them when they are called)."""
     compile: bool = False
     """Elementwise chains fused by a compiler (torch.compile, XLA)."""
     early_stop: bool = False

@@ -57,7 +57,7 @@ class Updates(Habits, frozen=True, kw_only=True):
     infinities, and clipped by their own norm. In both the loss scale's share is fp16's alone."""
     flat_step: Annotated[float, Meta(ge=0.0, le=16.0)] = 0.0
     """Bytes that the step makes anew for each parameter of the rank's shard, in a few tensors as large as the shard (DeepSpeed's
-    ZeRO-1: averaged 16-bit gradients, flattened, in fp32)."""
+    ZeRO-1: its gradients flattened, and in fp32)."""
     clip: bool = False
     """By the global norm."""
     reads_norm: bool = False

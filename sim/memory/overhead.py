@@ -1,4 +1,4 @@
-"""Bytes of a device beside all tensors: the driver's context, communicators, and what the caching allocator cannot give again."""
+"""Bytes of a device beside all tensors: the driver's context, communicators, and what the caching allocator holds and no tensor uses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+from sim.framework.chosen import sharding_of
 from sim.framework.framework import Framework
 from sim.memory.activations import Moment
 from sim.memory.groups import groups
@@ -23,18 +24,40 @@ def constants() -> dict[str, float]:
     return {name: float(size(value, name) if isinstance(value, str) else value) for name, value in read.items()}
 
 
-def context_bytes(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None, moving: int) -> int:
-    """Of the driver, the libraries and the allocator, and of each group's communicator (`groups`)."""
+def context_bytes(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None) -> int:
+    """Of the driver and the libraries, and of each group's communicator (`groups`)."""
     if isinstance(device, Cpu):
         return 0
-    c, made = constants(), len(groups(plan, network, framework))
-    return round(c["context.bytes"] + c["context.workspace"] + made * c["nccl.communicator"] + c["allocator.fragmentation"] * moving)
+    c = constants()
+    own = c["context.whole" if framework.loads_all else "context.bytes"] + c["context.workspace"]
+    return round(own + len(groups(plan, network, framework)) * communicator(device))
 
 
-def apart_bytes(framework: Framework, device: Gpu | Cpu | None, found: list[Moment], worst: Moment) -> int:
-    """Reserved beside the fullest moment: the step's flat tensors find no room in the segments that activations leave, which are as small as
-    these were, and the caching allocator joins no segments (c10/cuda/CUDACachingAllocator.cpp). `found`: the step's moment first."""
-    if not framework.optimizer.flat_step or isinstance(device, Cpu):
+def communicator(device: Gpu | None) -> float:
+    """Bytes of one communicator's buffers: NCCL takes more channels, each with its own, where more links are to be filled. Groups over the
+    network are counted as those on a node (a send to another node has a buffer of hundreds of MiB for all its channels: NVIDIA/nccl issue 2363)."""
+    c, links = constants(), device.nvlink_links if device else 0
+    return c["nccl.connection"] * c["nccl.connections"] * max(c["nccl.least"], min(c["nccl.channels"], 2 * links))
+
+
+def slack_bytes(plan: Plan, framework: Framework, device: Gpu | Cpu | None, found: list[Moment], worst: Moment, room: int) -> int:
+    """What the caching allocator has reserved beside the tensors of the fullest moment: a share of the largest activations and buffers that
+    lies between them, and segments that wait for another moment. All but the `stuck` share is given back before an allocation
+    fails, so that it takes no more than there is `room`. `found`: the step's moment first."""
+    if isinstance(device, Cpu):
         return 0
-    step, *others = (moment.activations + moment.working for moment in found)
-    return step + max(others, default=0) - worst.activations - worst.working
+    c, most = constants(), max((moment.activations + moment.working for moment in found[1:]), default=0)
+    stuck, loose = round(c["allocator.stuck"] * most), round((c["allocator.fragmentation"] - c["allocator.stuck"]) * most)
+    return stuck + max(0, min(loose + max(0, _waiting(plan, framework, found) - sum(worst)), room - stuck))
+
+
+def _waiting(plan: Plan, framework: Framework, found: list[Moment]) -> int:
+    """Bytes of segments that moments do not share. Flat tensors of a step find no room in the segments that activations and gradients leave,
+    which are as small as these were, and segments are not joined (c10/cuda/CUDACachingAllocator.cpp). FSDP's shards of gradients are made in the
+    stream that reduces them, and each stream has its own segments (_fsdp_collectives.py: foreach_reduce)."""
+    step, *others = found
+    if framework.optimizer.flat_step:
+        return step.working + max(map(sum, others), default=0)
+    if framework.data_parallel.zero2 == "layers" and sharding_of(plan, framework)[0] == 3:
+        return max(moment.activations + moment.working for moment in found) + max(moment.gradients for moment in found)
+    return 0

@@ -6,12 +6,14 @@ and the schedule's micro-batches in flight (Korthikanti et al. 2022, section 4);
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
 from sim.framework.framework import Framework
 from sim.lower.noise import loads
 from sim.memory.activations import Known, Moment, moments, passes, widest
-from sim.memory.overhead import apart_bytes, context_bytes
+from sim.memory.overhead import context_bytes, slack_bytes
 from sim.memory.static import static_bytes
 from sim.model.layers.redo import sent_away
 from sim.model.parts import Network
@@ -62,8 +64,10 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Largest of: the loss, one backward's gradients, a block being recomputed, the optimizer's intermediates."""
     gathered: int
     """FSDP: gathered parameters and unsharded gradients; autocast: 16-bit copies of weights; DDP: buckets; Megatron: dummy gradients."""
+    slack: int
+    """Reserved by the caching allocator, and not in use at that moment."""
     context: int
-    """CUDA context, NCCL buffers, allocator slack."""
+    """CUDA context, NCCL buffers."""
     stage: int = 0
     """Pipeline rank that this is."""
     remedies: tuple[str, ...] = ()
@@ -73,8 +77,13 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.parameters + self.gradients + self.optimizer + self.activations + self.working + self.gathered
 
     @property
+    def reserved(self) -> int:
+        """What the framework's allocator has taken from the device."""
+        return self.allocated + self.slack
+
+    @property
     def peak(self) -> int:
-        return self.allocated + self.context
+        return self.reserved + self.context
 
     def check(self, devices: Devices, remedies: bool = True) -> DoesNotFit | None:
         """None where it fits; a device whose memory is not known (0) fits everything. `remedies`: were any looked for?"""
@@ -142,17 +151,19 @@ def _stage(
     static = static_bytes(plan, network, framework, chunks)
     found = _loaded(plan, _moments(plan, framework, rank, chunks, static, known), share)
     worst = max(found, key=sum)
-    return MemoryReport(
+    report = MemoryReport(
         parameters=static["parameters"],
         gradients=worst.gradients,
         optimizer=static["optimizer"],
         activations=worst.activations,
         working=worst.working,
         gathered=static["gathered"],
-        context=context_bytes(plan, network, framework, device, worst.activations + worst.working)
-        + apart_bytes(framework, device, found, worst),
+        slack=0,
+        context=context_bytes(plan, network, framework, device),
         stage=rank,
     )
+    room = device.memory - report.peak if device and device.memory else sys.maxsize
+    return msgspec.structs.replace(report, slack=slack_bytes(plan, framework, device, found, worst, room))
 
 
 def _loaded(plan: Plan, found: list[Moment], share: float) -> list[Moment]:

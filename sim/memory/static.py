@@ -55,6 +55,8 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
                 own * state * constants()["optimizer.foreach"] * (framework.optimizer.implementation == "foreach" and copies > 0)
             )
             totals["step"] += own * framework.optimizer.flat_step
+    if train and framework.optimizer.flat_step and zero == 1:
+        totals["step"] += _joined(plan, framework, chunks)
     totals["step"] = max(totals["step"], flat)  # parameters, or what they have moved by, joined for their message
     if train and plan.optimizer.name == "muon":
         totals["step"] += muon.workspace(part for chunk in chunks for _, block in chunk for part in block.parts if not part.frozen)
@@ -123,6 +125,14 @@ def _packed(plan: Plan, framework: Framework, zero: int) -> int:
     if zero == 3:
         return habits.bucket << 20
     return (named(plan, framework) or 0) * (2 if habits.overlap_grad and plan.comm.overlap else 1)
+
+
+def _joined(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...]) -> float:
+    """DeepSpeed's ZeRO-1 copies the gradients of a bucket together for their message, or one that is larger (stage_1_and_2.py: allreduce_bucket;
+    in this stage it turns contiguous gradients off: runtime/engine.py)."""
+    largest = max((max(part.tensors) for chunk in chunks for _, block in chunk for part in block.parts if part.tensors), default=0)
+    copied = framework.data_parallel.packs_gradients and plan.update.summed
+    return max(named(plan, framework) or 0, BYTES[framework.precision.grad_dtype] * largest) if copied else 0.0
 
 
 def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tied: bool) -> float:

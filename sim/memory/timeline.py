@@ -76,7 +76,7 @@ def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
 
 def _base(report: MemoryReport, static: dict[str, int], lasting: bool) -> int:
     """Bytes of the whole run."""
-    return report.parameters + report.optimizer + report.gathered + report.context + (static["gradients"] if lasting else 0)
+    return report.parameters + report.optimizer + report.gathered + report.slack + report.context + (static["gradients"] if lasting else 0)
 
 
 def _drawn(used: int, changes: list[_Change]) -> Line:

@@ -9,9 +9,10 @@ import pytest
 
 from sim.lower.step import lower
 from sim.memory.groups import groups
-from sim.memory.overhead import constants, context_bytes
+from sim.memory.overhead import communicator, context_bytes
 from sim.program import HOST
 from sim.setting.bind import bind
+from topologies.devices import gpu
 from topologies.errors import SteptwinError
 
 GPT: dict[str, Any] = {"model": {"base": "gpt2-124m", "layers": 4}, "seq_len": 256}
@@ -60,10 +61,25 @@ def test_groups_are_those_of_the_lowered_program() -> None:
 
 
 def test_hybrid_shards_have_two_communicators() -> None:
-    each = constants()["nccl.communicator"]
+    each = communicator(gpu("h100-sxm"))
     held = {}
     for name, parallel in (("one", {}), ("shards", {"dp_shard": 4, "zero": 3}), ("hybrid", {"dp_shard": 2, "dp_replicate": 2, "zero": 3})):
         setting = bind(GPT | {"parallel": parallel}, "dgx-h100")
-        held[name] = context_bytes(setting.plan, setting.network, setting.framework, None, 0)
+        held[name] = context_bytes(setting.plan, setting.network, setting.framework, setting.topology.device(0))
     assert held["shards"] - held["one"] == pytest.approx(each, abs=1)
     assert held["hybrid"] - held["one"] == pytest.approx(2 * each, abs=1)
+
+
+def test_a_communicator_has_buffers_for_each_channel() -> None:
+    """688 MB were measured on four A100 (NVIDIA/nccl issue 964); fewer links are filled by fewer channels."""
+    a100, v100, card = (communicator(gpu(name)) for name in ("a100-sxm-80gb", "v100-sxm2-16gb", "l40s"))
+    assert a100 == pytest.approx(688e6, rel=0.02)
+    assert v100 == a100 / 2 and card == a100 / 12
+
+
+def test_before_cuda_11_7_all_kernels_are_on_the_device() -> None:
+    held = {}
+    for name in ("megatron-deepspeed", "megatron-lm"):
+        setting = bind(GPT | {"framework": name}, "dgx-a100")
+        held[name] = context_bytes(setting.plan, setting.network, setting.framework, setting.topology.device(0))
+    assert held["megatron-deepspeed"] == (1573 + 32) << 20 and held["megatron-lm"] < 640 << 20

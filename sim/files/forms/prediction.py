@@ -62,6 +62,7 @@ class Memory(Said, frozen=True, kw_only=True):
     activations: int
     working: int
     gathered: int
+    slack: int
     context: int
     stage: int
 

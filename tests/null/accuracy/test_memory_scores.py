@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from sim.accuracy.memory import GIB, SEEN, MemoryScore, memory_scores, memory_table
+from sim.accuracy.published import published_rows
+from sim.accuracy.rows.plans import case_of
+from sim.memory.report import memory_of
+from sim.setting.bind import bind
 from topologies.errors import BadInput
 
 SHARED = Path(__file__).parents[4] / "shared"
@@ -44,8 +48,29 @@ def test_measured_peaks() -> None:
     assert seen["rows"] == 35
     assert isinstance(seen["mape"], float) and seen["mape"] <= 0.05
     assert isinstance(seen["worst_ape"], float) and seen["worst_ape"] <= 0.05
-    assert any(not row["seen while modelling"] for row in table.values())
+    assert table["torchtitan"]["rows"] == 8 and float(str(table["torchtitan"]["mape"])) < 0.03
+    bloom = table["bigscience-bloom-topology"]
+    assert float(str(bloom["mape"])) < 0.06 and abs(float(str(bloom["bias"]))) < 0.05
     assert not [one.refused for one in scores if one.refused]
+
+
+def test_what_a_source_printed_is_what_is_compared() -> None:
+    """SimuMax what is allocated, torchtitan what is reserved, BLOOM's sweeps what nvidia-smi shows, in thousands of MiB."""
+    scores = {one.row_id: one for one in memory_scores()}
+    reports = {}
+    for row in published_rows():
+        if row.row_id in ("simumax-b200-0001", "torchtitan-0001", "bigscience-bloom-topology-0005"):
+            case = case_of(row)
+            setting = bind(case.plan, case.topology, case.edits)
+            reports[row.row_id] = memory_of(setting.plan, setting.network, setting.framework, setting.topology.device(0))
+    predicted = {row_id: scores[row_id].predicted for row_id in reports}
+    assert predicted == {
+        "simumax-b200-0001": reports["simumax-b200-0001"].allocated,
+        "torchtitan-0001": reports["torchtitan-0001"].reserved,
+        "bigscience-bloom-topology-0005": reports["bigscience-bloom-topology-0005"].peak,
+    }
+    assert scores["torchtitan-0001"].measured == round(82.4 * GIB)
+    assert scores["bigscience-bloom-topology-0005"].measured == 29 * 1000 << 20
 
 
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:
