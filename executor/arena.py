@@ -10,6 +10,7 @@ Player and probe of a GPU have the same small ring (`of_gpu`): a kernel that rea
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -21,7 +22,7 @@ _FIRST = 4 << 20
 _ALIGN = 64
 """Bytes of a cache line: torch's own CPU allocator aligns to it."""
 _DRAWN = 1 << 22
-"""Numbers that are drawn at once: what filling a buffer takes beside it."""
+"""Numbers that are drawn, once in a process: what filling a buffer takes beside it."""
 _NEIGHBOURS = 4
 """Requests in a row that get different bytes, however large: a fused Adam update takes parameter, gradient and two moments from one ring."""
 RECENT = 8 << 20
@@ -65,12 +66,17 @@ class Ring:
         self._flat = torch.empty(-(-size // _ALIGN) * _ALIGN, dtype=torch.uint8, device=self._device)
         # No zeros or denormals: their speed differs. As bf16, since two of those are a sensible fp32 too, while the lower half of an fp32 is
         # a bf16 of random bits, NaN among them: on tensor cores such data draw another power than training's, and run at another clock.
-        # Drawn as fp32: torch 2.11's bf16.normal_ makes one of 170 a zero on CPUs.
+        # The same ones again and again: drawing takes many times as long as copying, and what a kernel takes hangs on their kind alone.
         flat = self._flat.view(torch.bfloat16)
-        for at in range(0, flat.numel(), _DRAWN):
-            piece = flat[at : at + _DRAWN]
-            piece.copy_(torch.randn(piece.shape, device=self._device).mul_(0.02))
+        for piece in torch.split(flat, _DRAWN):
+            piece.copy_(_numbers(self._device)[: piece.numel()])
         self._at = 0
+
+
+@functools.cache
+def _numbers(device: torch.device) -> torch.Tensor:
+    """Small numbers that buffers are filled with. Drawn as fp32: torch 2.11's bf16.normal_ makes one of 170 a zero on CPUs."""
+    return torch.randn(_DRAWN, device=device).mul_(0.02).bfloat16()
 
 
 def contiguous(shape: tuple[int, ...]) -> torch.Size:
