@@ -8,6 +8,9 @@ COVER ?=
 # What `twin-gpu` adds to a machine's own Python, which may be nobody's to write to.
 SMALL = PYTHONPATH="$(abspath $(RUNS))/packages$${PYTHONPATH:+:$$PYTHONPATH}"
 
+# Tests start some hundred processes: what is compiled once is kept, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: twin twin-gpu test gates bench accuracy reliability coverage covered mutation noticed gallery docs lint check clean
 
 $(VENV)/.run: pyproject.toml constraints.txt
