@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from reports.figures.bars import Bar, level, merge, parts
 from reports.figures.palette import WAITS, colour
 from reports.words import Clock, clock, safe, seconds, short, volume
-from sim.program import EVENTS
+from sim.program import EVENTS, HOST
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
@@ -118,7 +118,7 @@ def representative(trace: Trace, worst: int | None = None) -> list[tuple[int, st
 
 
 def told(chosen: Sequence[tuple[int, str]], trace: Trace) -> str:
-    """A sentence on which ranks are drawn, and for whom they stand."""
+    """Sentences on which ranks are drawn, for whom they stand, and where a host has no lane."""
     parts = []
     if len(chosen) < len(trace.ranks):
         parts.append(
@@ -127,7 +127,24 @@ def told(chosen: Sequence[tuple[int, str]], trace: Trace) -> str:
     folded = [f"r{rank} stands for {trace.weight[rank]} equal ranks" for rank, _ in chosen if trace.weight.get(rank, 1) > 1]
     if folded:
         parts.append("; ".join(folded) + ".")
+    early = {rank: lead for rank, _ in chosen if (lead := _early(trace, rank)) > 0.0}
+    if early:
+        who = "The host" if len(early) == len(chosen) else f"The host of {', '.join(f'r{rank}' for rank in early)}"
+        parts.append(
+            f"{who} has no lane: all of this step was launched at least {seconds(min(early.values()))} before it begins here, and nothing waits for "
+            "the host."
+        )
     return " ".join(parts)
+
+
+def _early(trace: Trace, rank: int) -> float:
+    """Seconds by which a rank's host, of which nothing is drawn, had launched the reported step before it begins; 0 where it had not."""
+    (begin, end), number = window(trace), trace.steps + trace.reported
+    mine = [span for span in trace.spans if span.rank == rank]
+    if any(span.lane == HOST and span.end > begin and span.start < end for span in mine):
+        return 0.0
+    done = [max(span.issued + span.launch, span.end if span.lane == HOST else 0.0) for span in mine if span.step == number]
+    return max(0.0, begin - max(done, default=begin))
 
 
 def _lane_key(lane: str) -> tuple[int, str]:

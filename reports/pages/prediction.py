@@ -41,7 +41,10 @@ MEANINGS = (
         "devices, that of 16-bit for narrower formats",
     ),
     ("exposed communication", "time in which a rank only communicates; transfers beside its own computing cost no time and do not count"),
-    ("bubble", "time in which a pipeline stage has nothing to do, since it waits for another stage or rank"),
+    (
+        "bubble",
+        "time in which a pipeline stage has nothing to do, since it waits for another stage or rank, whatever makes that one late (its host, too)",
+    ),
     ("host gap", "time in which the device waits for Python, kernel launches or autograd"),
     ("data stall", "time in which the device waits for its next batch"),
     (

@@ -1,5 +1,6 @@
 """The timeline: thin enough to open, true enough to read."""
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from reports.figures.bars import level, merge, parts
 from reports.figures.shares import breakdown_bar
 from reports.figures.timeline import WAITS, pieces, representative, timeline, told
+from sim.predict import predict
 from sim.trace import Span, Trace
 
 CLASSES = st.sampled_from(["gemm", "norm", "comm.dp"])
@@ -145,3 +147,14 @@ def test_a_trace_over_the_other_lane_by_lane() -> None:
     theirs.origin = "played"
     rows = list(timeline([ours, theirs]).layout.yaxis.categoryarray)[::-1]
     assert rows == ["r0 compute · predicted", "r0 compute · played", "r0 comm.dp · predicted", "r0 comm.dp · played"]
+
+
+def test_a_host_that_has_run_ahead_has_no_lane_and_the_page_says_why() -> None:
+    """Its launches of the step drawn lie before that begins."""
+    ahead = predict({"model": "gpt2-124m", "batch": {"global": 32, "micro": 32}}, "dgx-h100").trace
+    behind = predict({"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 1}}, "dgx-h100").trace
+    assert ahead is not None and behind is not None
+    lanes = {row.y[0] for row in timeline([ahead]).data}
+    assert "r0 compute" in lanes and "r0 host" not in lanes
+    assert re.search(r"The host has no lane: all of this step was launched at least [\d.]+ ms before", told(representative(ahead), ahead))
+    assert "r0 host" in {row.y[0] for row in timeline([behind]).data} and "no lane" not in told(representative(behind), behind)
