@@ -158,18 +158,14 @@ def _traced(found: Prediction) -> Any:
 
 
 def _memory(found: Prediction) -> go.Figure:
-    """Bytes over time do not depend on links, so that the machine's name is enough."""
     from reports.figures.memory import memory_line
-    from sim.result.figures import smallest_device
-    from sim.setting.bind import bind
     from sim.timeline.metrics import window
 
     trace = _traced(found)
     if not trace.memory:
         raise UnknownName("figure of a step whose runs of ops are one span each", "memory", ("timeline", "breakdown", "sources"))
-    setting = bind(found.plan, found.topology)
     lines = {rank: tuple(line) for rank, line in trace.memory.items()}
-    return memory_line(lines, smallest_device(setting).memory or None, window(trace))
+    return memory_line(lines, found.rooms, window(trace))
 
 
 def _drawn(module: str, function: str, pick: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], go.Figure]:

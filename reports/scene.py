@@ -10,7 +10,7 @@ from reports.figures.links import LinkUse, link_use
 from sim.memory.timeline import Line
 from sim.plan import Plan
 from sim.program import Program
-from sim.result.figures import smallest_device
+from sim.result.figures import rooms
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
 from sim.trace import Trace
@@ -24,8 +24,8 @@ class Scene(msgspec.Struct, frozen=True):
     uses: tuple[LinkUse, ...] = ()
     memory: Mapping[int, Line] = {}
     """Bytes in use by simulated rank."""
-    capacity: int | None = None
-    """Bytes that the rank with the least memory has."""
+    rooms: Mapping[int, int] = {}
+    """Bytes that the device of each simulated rank has."""
     trace_file: str = ""
     """Name of the full trace beside the page."""
     measured: tuple[tuple[float, float], ...] = ()
@@ -44,4 +44,4 @@ def scene(plan: Plan, program: Program | None, trace: Trace, topology: Topology 
     setting = bind(plan, topology)
     told = lines and program is not None and topology.kind == "cuda"
     uses = link_use(program, trace, pricer_for(setting)) if told and program is not None else []
-    return Scene(topology, tuple(uses), lines, smallest_device(setting).memory or None, trace_file)
+    return Scene(topology, tuple(uses), lines, rooms(setting, lines), trace_file)

@@ -11,10 +11,10 @@ from reports.words import clock
 
 
 def memory_line(
-    lines: Mapping[int, Sequence[tuple[float, int]]], capacity: int | None = None, within: tuple[float, float] | None = None
+    lines: Mapping[int, Sequence[tuple[float, int]]], rooms: Mapping[int, int] | None = None, within: tuple[float, float] | None = None
 ) -> go.Figure:
     """Device memory over time in GiB (MiB where that is more than enough), a line for each of the `drawn` ranks; time from the beginning of
-    `within` (begin, end)."""
+    `within` (begin, end). `rooms`: what each rank's device has; of several sizes each says from which rank on."""
     begin, end = within or (0.0, max((t for line in lines.values() for t, _ in line), default=0.0))
     most = max((used for line in lines.values() for _, used in line), default=0)
     unit, name = (2**30, "GiB") if most >= 0.2 * 2**30 else (2**20, "MiB")
@@ -31,12 +31,14 @@ def memory_line(
                 hovertemplate=f"rank {rank}: %{{y:.3f}} {name} at %{{x:.2f}} {time.unit}<extra></extra>",
             )
         )
-    high = most / unit
-    limit = capacity / unit if capacity is not None and capacity < 4 * most else 0.0
-    if limit:
-        label = f"device memory {limit:.0f} {name}"
-        figure.add_hline(y=limit, line_dash="dash", line_color=PREDICTED, annotation_text=label, annotation_position="bottom left")
-    top = 1.08 * max(high, limit)
+    first: dict[int, int] = {}
+    for rank in sorted(rooms or {}):
+        first.setdefault((rooms or {})[rank], rank)
+    limits = [size for size in first if size < 4 * most]  # one far above would flatten the lines
+    for size in limits:
+        label = f"device memory {size / unit:.0f} {name}" + (f", from rank {first[size]} on" if len(first) > 1 else "")
+        figure.add_hline(y=size / unit, line_dash="dash", line_color=PREDICTED, annotation_text=label, annotation_position="bottom left")
+    top = 1.08 * max([most, *limits]) / unit
     figure.update_layout(
         height=330 if len(lines) > 1 else 290,
         margin={"b": 80 if len(lines) > 1 else 40},

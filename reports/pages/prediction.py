@@ -146,7 +146,7 @@ def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene:
     page.table(("class of op", "time", "share of the step"), rows)
     if any(line for line in scene.memory.values()):
         page.section("Device memory over time", f"Peak {gib(summary['peak_memory_bytes'])} on the fullest rank. " + _parts(summary))
-        page.figure(memory_line(scene.memory, scene.capacity, window(trace)))
+        page.figure(memory_line(scene.memory, scene.rooms, window(trace)))
     if summary.get("syncs"):
         page.section("Where host and device wait for each other", "Each kind of sync point: how often in a step, and what it costs.")
         page.table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
@@ -48,9 +49,11 @@ def smallest_devices(setting: Setting) -> tuple[Gpu | Cpu, ...]:
     return tuple(found[stage] for stage in range(plan.parallel.pp))
 
 
-def smallest_device(setting: Setting) -> Gpu | Cpu:
-    """Of `smallest_devices` the one with least memory."""
-    return min(smallest_devices(setting), key=lambda device: device.memory)
+def rooms(setting: Setting, ranks: Iterable[int]) -> dict[int, int]:
+    """Bytes that the device of each of `ranks` has, the least of its pipeline stage's; without those of which it is not known."""
+    devices, stages = smallest_devices(setting), mesh_of(setting.plan).places("pp")
+    found = {rank: devices[stages[rank]].memory for rank in ranks}
+    return {rank: memory for rank, memory in found.items() if memory}
 
 
 def _peak(setting: Setting) -> float | None:
@@ -100,6 +103,7 @@ def figures(
         interval=(sure.low, sure.high),
         mark=sure.mark,
         mark_reasons=sure.why,
+        rooms=rooms(setting, trace.ranks),
         program=program,
         trace=trace,
     )

@@ -52,6 +52,8 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
     """Where the host waits for the device, and what that costs."""
     machine: str = ""
     """The machine in words: its name, and what was changed about it."""
+    rooms: dict[int, int] = {}
+    """Bytes of memory that the device of each simulated rank has."""
     program: Program | None = None
     trace: Trace | None = None
 

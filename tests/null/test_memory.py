@@ -19,7 +19,7 @@ from sim.model.specs.spec import ModelSpec
 from sim.model.stages import in_flight, layout
 from sim.plan import Batch, Memory, Optimizer, Parallel, Plan
 from sim.predict import predict
-from sim.result.figures import figures_of_memory, smallest_devices
+from sim.result.figures import figures_of_memory, rooms, smallest_devices
 from sim.setting.bind import bind
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
@@ -183,6 +183,7 @@ def test_each_stage_is_held_against_its_own_devices() -> None:
     least, lacking = figures_of_memory(tight)
     assert isinstance(lacking, DoesNotFit) and (lacking.needed, lacking.available) == (least.peak, smallest_devices(tight)[0].memory)
     assert least.allocated == report.allocated and least.slack < report.slack  # what can be given back is not needed
+    assert rooms(roomy, (0, 7, 8)) == {rank: smallest_devices(roomy)[rank // 8].memory for rank in (0, 7, 8)}
     deep = replace(plan, parallel=replace(parallel, pp=4, stages=None), model="llama2-13b")
     uneven = bind(deep, "dgx-a100-40gb + 2x dgx-h100 + dgx-a100-40gb")
     each = memory_of_stages(uneven.plan, uneven.network, uneven.framework, smallest_devices(uneven))

@@ -60,11 +60,13 @@ def test_of_many_ranks_the_fullest_is_drawn_with_the_first_and_the_last() -> Non
 
 
 def test_memory_is_in_gib_with_the_devices_limit() -> None:
-    figure = memory_line({0: [(0.0, 2**30), (0.5, 3 * 2**30)]}, 4 * 2**30, (0.0, 1.0))
+    figure = memory_line({0: [(0.0, 2**30), (0.5, 3 * 2**30)]}, {0: 4 * 2**30}, (0.0, 1.0))
     assert list(figure.data[0].y) == [1.0, 3.0, 3.0]
     assert list(figure.data[0].x) == [0.0, 500.0, 1000.0]
-    assert "4 GiB" in figure.layout.annotations[0].text
-    small = memory_line({0: [(0.0, 5 * 2**20)]}, 2**40, (0.0, 1.0))
+    assert [one.text for one in figure.layout.annotations] == ["device memory 4 GiB"]
+    two = memory_line({0: [(0.0, 3 * 2**30)], 8: [(0.0, 2**30)]}, {0: 4 * 2**30, 8: 2 * 2**30}, (0.0, 1.0))
+    assert [one.text for one in two.layout.annotations] == ["device memory 4 GiB, from rank 0 on", "device memory 2 GiB, from rank 8 on"]
+    small = memory_line({0: [(0.0, 5 * 2**20)]}, {0: 2**40}, (0.0, 1.0))
     assert small.layout.yaxis.title.text == "MiB" and list(small.data[0].y) == [5.0, 5.0]
     assert not small.layout.annotations, "a limit far above would flatten the line"
 

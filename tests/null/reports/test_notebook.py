@@ -34,6 +34,11 @@ def test_memory_in_a_notebook_peaks_at_the_reported_peak() -> None:
     assert max(y for line in figure.data for y in line.y) == pytest.approx(found.peak_memory_bytes / 2**30, rel=1e-6)
 
 
+def test_memory_in_a_notebook_is_that_of_the_machine_as_it_was_changed() -> None:
+    found = shown(predict("gpt2-ddp8", "dgx-h100", edits=("gpu.memory=40 GiB",)))
+    assert [one.text for one in found.figure("memory").layout.annotations] == ["device memory 40 GiB"]  # type: ignore[attr-defined]
+
+
 def test_a_step_whose_runs_of_ops_are_one_span_has_no_line_of_memory() -> None:
     """What they hold is not known in between: a line would be of something else."""
     tree = {"model": "gpt2-124m", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_shard": 8}}
