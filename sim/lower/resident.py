@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sim.lower.job import Job
 from sim.lower.optimizer.outer import kept
-from sim.lower.optimizer.owned import moment_width, reads_narrow, state_width, states
+from sim.lower.optimizer.owned import copy_width, moment_width, state_width, states
 from sim.lower.stage import StageSegments
 from sim.model.parts import Block, Part
 
@@ -47,7 +47,5 @@ def _state(job: Job, part: Part) -> float:
     outer = kept(job.plan, part.params, state_width(job))
     if job.plan.host_updates:
         return outer
-    narrow = job.param_bytes if reads_narrow(job.plan, job.framework, job.zero) else 0.0
-    master = 4.0 - narrow if job.framework.precision.master and not job.framework.data_parallel.one_copy(job.zero) else 0.0
     moments = states(job.plan.optimizer.name, part.params, part.in_matrices, part.factored) * moment_width(job.plan, state_width(job))
-    return moments + master * part.params + outer
+    return moments + copy_width(job.plan, job.framework, job.zero) * part.params + outer

@@ -11,7 +11,7 @@ from sim.framework.chosen import sharding_of
 from sim.framework.framework import Framework
 from sim.lower.data_parallel.buckets import named
 from sim.lower.optimizer import muon, outer
-from sim.lower.optimizer.owned import moment_width, reads_narrow, states
+from sim.lower.optimizer.owned import copy_width, moment_width, states
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network
 from sim.model.stages import Blocks, reader
@@ -30,7 +30,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     stored = 4.0 if framework.precision.autocast else BYTES[framework.precision.param_dtype]
     grad = BYTES[framework.precision.grad_dtype] + stored * framework.precision.sums_apart
     state = 4.0 if framework.precision.master or framework.precision.autocast else stored
-    copy = state - stored if reads_narrow(plan, framework, zero) else state
+    copy = copy_width(plan, framework, zero)
     copies = OPTIMIZERS[plan.optimizer.name].states
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
     train, flat = plan.task != "forward", 0.0
@@ -49,8 +49,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
         if plan.update.mode == "local" and mesh.size("grad") > 1:
             flat += own * (state if plan.update.outer == "nesterov" else stored)
         if not plan.host_updates:
-            master = framework.precision.master and not alone and not framework.precision.autocast
-            totals["optimizer"] += moment_width(plan, state) * kept * own / count + copy * own * master
+            totals["optimizer"] += moment_width(plan, state) * kept * own / count + copy * own
             totals["step"] += (
                 own * state * constants()["optimizer.foreach"] * (framework.optimizer.implementation == "foreach" and copies > 0)
             )

@@ -44,6 +44,15 @@ def reads_narrow(plan: Plan, framework: Framework, zero: int) -> bool:
     return plan.optimizer.states is not None and framework.linears.accumulates and narrow and zero < 3
 
 
+def copy_width(plan: Plan, framework: Framework, zero: int) -> float:
+    """Bytes an element of the fp32 copy of the parameters that an optimizer keeps beside those that forward reads: none where autocast makes these
+    anew, or the copy is all that a rank keeps; what 16 bits lack of it where the update reads them (`reads_narrow`)."""
+    precision = framework.precision
+    if not precision.master or precision.autocast or framework.data_parallel.one_copy(zero):
+        return 0.0
+    return 4.0 - (BYTES[precision.param_dtype] if reads_narrow(plan, framework, zero) else 0.0)
+
+
 def states(name: str, elements: int, in_matrices: int, factored: tuple[int, int] = (0, 0)) -> int:
     """Elements of all state tensors that optimizer `name` keeps of so many parameters: of those in matrices Muon keeps the momentum alone,
     Adafactor a row and a column (`Part.factored`)."""

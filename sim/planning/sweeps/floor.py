@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from sim.files.planfile import SHORT
 from sim.framework.chosen import framework_of
 from sim.framework.framework import Framework
-from sim.lower.optimizer.owned import moment_width, reads_narrow, states
+from sim.lower.optimizer.owned import copy_width, moment_width, states
 from sim.model import Shape, describe
 from sim.plan import Plan
 from sim.setting.bind import model_of, usual_length
@@ -46,14 +46,12 @@ class Floor:
         model = model_of(base)
         network = describe(model, Shape(micro=1, seq=base.seq_len or usual_length(model)), framework)
         self._parameters = network.parameters
-        width, master = (4.0, 4.0) if framework.precision.master else (BYTES[framework.precision.param_dtype], 0.0)
-        if reads_narrow(base, framework, 0):
-            master -= BYTES[framework.precision.param_dtype]
+        width = 4.0 if framework.precision.master else BYTES[framework.precision.param_dtype]
         least = states(base.optimizer.name, 1, 1, (1, 0))  # of a parameter
         self._bytes = (
             BYTES[framework.precision.param_dtype],
             BYTES[framework.precision.grad_dtype],
-            least * moment_width(base, width) + master,
+            least * moment_width(base, width) + copy_width(base, framework, 0),
         )
         self._parallel, self._zero = base.parallel, framework.data_parallel.zero
         self._edits = edits
