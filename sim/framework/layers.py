@@ -48,6 +48,10 @@ class Linears(Habits, frozen=True, kw_only=True):
     """16-bit products whose sizes are no multiples of 8 run on fp32 units: cuBLAS of before CUDA 11 (NVIDIA/cutlass issue 75)."""
     accumulates: bool = False
     """Weight gradients are added into the main gradient by the GEMM itself (Megatron's gradient_accumulation_fusion)."""
+    kept_casts: tuple[Literal["fp8", "mxfp8", "nvfp4"], ...] = ()
+    """Precisions whose operands are made of 16-bit weights in a step's first micro-batch and kept, lying both ways (TransformerEngine's
+    get_weight_workspace where it is told is_first_microbatch). Else weights are parameters of 8 bits (fp8_param_gather), whose two copies take
+    as much as 16, or are cast when they are used."""
     fp8_scaling: Literal["delayed", "shared", "current", "rowwise"] = "delayed"
     """Scales of 8-bit tensors: from the steps before (shared: all ranks of a stage agree after each pass, `sim.lower.scales`); from the tensor
     itself, which is read for them first; or one for each of its rows, and of its columns where they are summed over."""

@@ -63,7 +63,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     working: int
     """Largest of: the loss, one backward's gradients, a block being recomputed, the optimizer's intermediates."""
     gathered: int
-    """FSDP: gathered parameters and unsharded gradients; autocast: 16-bit copies of weights; DDP: buckets; Megatron: dummy gradients."""
+    """FSDP: gathered parameters and unsharded gradients; autocast: 16-bit copies of weights, and 8-bit ones beside these;
+    DDP: buckets; Megatron: dummy gradients."""
     slack: int
     """Reserved by the caching allocator, and not in use at that moment."""
     context: int

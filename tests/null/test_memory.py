@@ -233,6 +233,23 @@ def test_autocast_copies_are_counted() -> None:
     assert found.gathered == 2 * 12 * (12 * 768**2 + 9 * 768)  # weights and biases of the layers' linears
 
 
+@pytest.mark.parametrize(("name", "precision", "each"), [
+    ("megatron-core", "bf16", 0), ("megatron-core", "fp8", 2), ("megatron-core", "nvfp4", 1), ("megatron-bridge", "mxfp8", 0), ("megatron-bridge", "nvfp4", 1),
+    ("torchtitan", "fp8", 0),
+])  # fmt: skip
+def test_narrow_operands_of_weights_are_kept_beside_them(name: str, precision: str, each: int) -> None:
+    """Both ways; the head and the table stay in 16 bits. Recipes of Megatron-Bridge keep the weights themselves in 8 bits."""
+    model = cut("llama3-8b", 4)
+    found = {}
+    for how in ("bf16", precision):
+        framework = load_framework(name)
+        plan = Plan(model="llama3-8b", framework=name, precision=how)  # type: ignore[arg-type]
+        network = describe(model, Shape(micro=1, seq=1024, precision=how), framework)
+        found[how] = memory_of(plan, network, framework).gathered
+    h, ffn, kv = 4096, 14336, 1024
+    assert found[precision] - found["bf16"] == each * 4 * (2 * h * h + 2 * h * kv + 3 * h * ffn)
+
+
 def test_gradients_grow_as_activations_go() -> None:
     """One micro-batch and gradients set to None between steps: never all activations beside all gradients."""
     one = llama(Plan(model="llama3.2-1b"), PLAIN.but(optimizer={"implementation": "fused"}))
