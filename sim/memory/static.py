@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.framework.chosen import sharding_of
+from sim.framework.chosen import sharding_of, zero_of
 from sim.framework.framework import Framework
 from sim.lower.data_parallel.buckets import named
 from sim.lower.optimizer import muon, outer
@@ -53,8 +53,8 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
             totals["step"] += (
                 own * state * constants()["optimizer.foreach"] * (framework.optimizer.implementation == "foreach" and copies > 0)
             )
-            totals["step"] += own * framework.optimizer.flat_step
-    if train and framework.optimizer.flat_step and zero == 1:
+            totals["step"] += own * _flat(plan, framework)
+    if train and framework.optimizer.flat_step and zero_of(plan, framework) == 1:
         totals["step"] += _joined(plan, framework, chunks)
     totals["step"] = max(totals["step"], flat)  # parameters, or what they have moved by, joined for their message
     if train and plan.optimizer.name == "muon":
@@ -126,6 +126,12 @@ def _packed(plan: Plan, framework: Framework, zero: int) -> int:
     if zero == 3:
         return habits.bucket << 20
     return (named(plan, framework) or 0) * (2 if habits.overlap_grad and plan.comm.overlap else 1)
+
+
+def _flat(plan: Plan, framework: Framework) -> float:
+    """Bytes of an element that a step makes in flat tensors. Who turns ZeRO off in DeepSpeed has all gradients cast to fp32, and these joined then
+    (runtime/fp16/fused_optimizer.py, step); its ZeRO-1 works as ever where nobody shares."""
+    return framework.optimizer.flat_step if zero_of(plan, framework) or not framework.optimizer.flat_step else 8.0
 
 
 def _joined(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...]) -> float:

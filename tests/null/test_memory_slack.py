@@ -32,6 +32,14 @@ def test_flat_tensors_of_the_step_are_reserved_beside_activations() -> None:
         assert after.slack - before.slack == 6 * 1_235_814_400 // 8 + copied
 
 
+def test_without_zero_all_gradients_are_cast_and_then_joined() -> None:
+    """DeepSpeed's FP16_Optimizer: 4 bytes for each in tensors as large as the parameters, 4 more in one."""
+    flat = PLAIN.but(optimizer={"implementation": "fused", "flat_step": 6.0})
+    network = describe(load_model("llama3.2-1b"), Shape(micro=1, seq=128), flat)
+    found = memory_of(Plan(model="llama3.2-1b", batch=Batch(global_=2)), network, flat, gpu("h100-sxm"))
+    assert (found.working, found.gradients) == (8 * 1_235_814_400, 2 * 1_235_814_400)
+
+
 def test_shards_of_gradients_have_segments_of_their_own() -> None:
     """FSDP's are reduced in another stream, so that activations take no room of theirs, which backward has not made yet at the fullest moment."""
     plan = Plan(model="llama3-8b", seq_len=8192, framework="torchtitan", parallel=Parallel(dp_shard=8, zero=3), batch=Batch(global_=8))
