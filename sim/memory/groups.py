@@ -25,6 +25,16 @@ def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
     return {axis for axis in found if mesh.size(axis) > 1}
 
 
+def of_numbers(plan: Plan, network: Network, framework: Framework) -> int:
+    """Communicators whose messages are too small for a program to have them: all ranks' (the loss, barriers), unless a group is as large; in Megatron
+    that of a replica's ranks (the norm of gradients, overflows: its model parallel group), and that of a tied table's two holders."""
+    mesh, p = mesh_of(plan), plan.parallel
+    found = int(plan.world > max((mesh.size(axis) for axis in groups(plan, network, framework)), default=plan.world))
+    if framework.tensor_parallel.style != "dtensor" and plan.task != "forward":
+        found += (p.tp * p.pp > 1) + (p.pp > 1 and network.ends_tied)
+    return found
+
+
 def _summed(plan: Plan, framework: Framework, mesh: Mesh, zero: int, apart: bool) -> set[str]:
     """Where gradients, or parameters in their place, are agreed on. What goes through host memory (a server's, sums on the CPU) goes by gloo."""
     scales = {"stage"} if plan.precision == "fp8" and framework.linears.fp8_scaling == "shared" else set()

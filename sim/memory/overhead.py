@@ -9,7 +9,7 @@ from pathlib import Path
 from sim.framework.chosen import sharding_of
 from sim.framework.framework import Framework
 from sim.memory.activations import Moment
-from sim.memory.groups import groups
+from sim.memory.groups import groups, of_numbers
 from sim.model.parts import Network
 from sim.plan import Plan
 from topologies.hardware import Cpu, Gpu
@@ -30,7 +30,8 @@ def context_bytes(plan: Plan, network: Network, framework: Framework, device: Gp
         return 0
     c = constants()
     own = c["context.whole" if framework.loads_all else "context.bytes"] + c["context.workspace"]
-    return round(own + len(groups(plan, network, framework)) * communicator(device))
+    made = len(groups(plan, network, framework)) + of_numbers(plan, network, framework)
+    return round(own + made * communicator(device))
 
 
 def communicator(device: Gpu | None) -> float:

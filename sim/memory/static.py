@@ -188,5 +188,5 @@ def _weights(blocks: list[Block]) -> set[int]:
         for block, _ in alike(blocks)
         if block.kind == "layer"
         for part in block.parts
-        if part.cls in ("gemm", "moe") and part.tensors
+        if part.cls in ("gemm", "moe") and part.tensors and not part.frozen
     }

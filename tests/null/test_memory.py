@@ -250,6 +250,16 @@ def test_narrow_operands_of_weights_are_kept_beside_them(name: str, precision: s
     assert found[precision] - found["bf16"] == each * 4 * (2 * h * h + 2 * h * kv + 3 * h * ffn)
 
 
+def test_frozen_weights_have_no_dummy_gradients() -> None:
+    """TransformerEngine makes them where a weight wants a gradient: those of adapters, in rank 16."""
+    plan = {"model": {"base": "llama3-8b", "layers": 4}, "seq_len": 512, "framework": "megatron-lm"}
+    found = {}
+    for task in ("lora", "train"):
+        setting = bind(plan | {"task": task}, "dgx-h100")
+        found[task] = memory_of(setting.plan, setting.network, setting.framework).gathered
+    assert found["lora"] < 1 << 20 and found["train"] > 100 << 20
+
+
 def test_gradients_grow_as_activations_go() -> None:
     """One micro-batch and gradients set to None between steps: never all activations beside all gradients."""
     one = llama(Plan(model="llama3.2-1b"), PLAIN.but(optimizer={"implementation": "fused"}))

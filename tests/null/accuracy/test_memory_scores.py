@@ -50,7 +50,7 @@ def test_measured_peaks() -> None:
     assert isinstance(seen["worst_ape"], float) and seen["worst_ape"] <= 0.05
     assert table["torchtitan"]["rows"] == 8 and float(str(table["torchtitan"]["mape"])) < 0.03
     bloom = table["bigscience-bloom-topology"]
-    assert float(str(bloom["mape"])) < 0.06 and abs(float(str(bloom["bias"]))) < 0.05
+    assert float(str(bloom["mape"])) < 0.05 and abs(float(str(bloom["bias"]))) < 0.02
     assert not [one.refused for one in scores if one.refused]
 
 
