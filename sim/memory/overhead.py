@@ -12,6 +12,7 @@ from sim.memory.activations import Moment
 from sim.memory.groups import groups, of_numbers
 from sim.model.parts import Network
 from sim.plan import Plan
+from sim.work import BYTES
 from topologies.hardware import Cpu, Gpu
 from topologies.units import size
 
@@ -25,13 +26,13 @@ def constants() -> dict[str, float]:
 
 
 def context_bytes(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None) -> int:
-    """Of the driver and the libraries, and of each group's communicator (`groups`)."""
+    """Of the driver and the libraries, of each group's communicator (`groups`), and of products that send by themselves."""
     if isinstance(device, Cpu):
         return 0
     c = constants()
     own = c["context.whole" if framework.loads_all else "context.bytes"] + c["context.workspace"]
     made = len(groups(plan, network, framework)) + of_numbers(plan, network, framework)
-    return round(own + made * communicator(device))
+    return round(own + made * communicator(device) + user_buffers(plan, network, framework))
 
 
 def communicator(device: Gpu | None) -> float:
@@ -39,6 +40,18 @@ def communicator(device: Gpu | None) -> float:
     network are counted as those on a node (a send to another node has a buffer of hundreds of MiB for all its channels: NVIDIA/nccl issue 2363)."""
     c, links = constants(), device.nvlink_links if device else 0
     return c["nccl.connection"] * c["nccl.connections"] * max(c["nccl.least"], min(c["nccl.channels"], 2 * links))
+
+
+def user_buffers(plan: Plan, network: Network, framework: Framework) -> float:
+    """What TransformerEngine registers for tensor parallelism beside its products: ten buffers of a layer's whole input, of which the six that
+    inputs and gradients are gathered into have the products' own dtype (module/base.py: initialize_ub)."""
+    p, habits = plan.parallel, framework.tensor_parallel
+    wanted = habits.overlap if p.tp_overlap is None else p.tp_overlap
+    if p.tp == 1 or not wanted or not p.sequence_parallel or habits.style == "dtensor" or plan.task == "forward":
+        return 0.0
+    parts = (part for _, block in network.blocks for part in block.parts if block.kind == "layer" and part.seam == "tp.gather")
+    whole = max((part.seam_bytes for part in parts), default=0)
+    return whole * (4 + 6 * min(1.0, max(1.0, BYTES[plan.precision]) / 2.0))
 
 
 def slack_bytes(plan: Plan, framework: Framework, device: Gpu | Cpu | None, found: list[Moment], worst: Moment, room: int) -> int:

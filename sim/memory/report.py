@@ -68,7 +68,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     slack: int
     """Reserved by the caching allocator, and not in use at that moment."""
     context: int
-    """CUDA context, NCCL buffers."""
+    """CUDA context, buffers of NCCL and of TransformerEngine's overlap."""
     stage: int = 0
     """Pipeline rank that this is."""
     remedies: tuple[str, ...] = ()

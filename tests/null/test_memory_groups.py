@@ -9,7 +9,7 @@ import pytest
 
 from sim.lower.step import lower
 from sim.memory.groups import groups, of_numbers
-from sim.memory.overhead import communicator, context_bytes
+from sim.memory.overhead import communicator, context_bytes, user_buffers
 from sim.program import HOST
 from sim.setting.bind import bind
 from topologies.devices import gpu
@@ -96,3 +96,15 @@ def test_before_cuda_11_7_all_kernels_are_on_the_device() -> None:
         setting = bind(GPT | {"framework": name}, "dgx-a100")
         held[name] = context_bytes(setting.plan, setting.network, setting.framework, setting.topology.device(0))
     assert held["megatron-deepspeed"] == (1573 + 32) << 20 and held["megatron-lm"] < 640 << 20
+
+
+@pytest.mark.parametrize(("name", "precision", "more", "halves"), [
+    ("megatron-core", "bf16", {}, 20), ("megatron-core", "fp8", {}, 14), ("megatron-lm", "bf16", {}, 0), ("megatron-lm", "bf16", {"tp_overlap": True}, 20),
+    ("megatron-core", "bf16", {"sequence_parallel": False}, 0), ("megatron-core", "bf16", {"tp_overlap": False}, 0),
+    ("torchtitan", "bf16", {"tp_overlap": True}, 0),
+])  # fmt: skip
+def test_overlapped_products_have_buffers_of_a_layers_input(name: str, precision: str, more: dict[str, Any], halves: int) -> None:
+    """Ten of 256 x 4,096 in 16 bits, of which six are half as large beside products of 8 bits."""
+    plan = {"model": {"base": "llama3-8b", "layers": 4}, "seq_len": 256, "framework": name, "precision": precision}
+    setting = bind(plan | {"parallel": {"tp": 4, "sequence_parallel": True} | more}, "dgx-h100")
+    assert user_buffers(setting.plan, setting.network, setting.framework) == halves * 256 * 4096
