@@ -25,14 +25,14 @@ def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
     return {axis for axis in found if mesh.size(axis) > 1}
 
 
-def of_numbers(plan: Plan, network: Network, framework: Framework) -> int:
-    """Communicators whose messages are too small for a program to have them: all ranks' (the loss, barriers), unless a group is as large; in Megatron
-    that of a replica's ranks (the norm of gradients, overflows: its model parallel group), and that of a tied table's two holders."""
-    mesh, p = mesh_of(plan), plan.parallel
-    found = int(plan.world > max((mesh.size(axis) for axis in groups(plan, network, framework)), default=plan.world))
+def communicators(plan: Plan, network: Network, framework: Framework) -> int:
+    """One for each group, and those whose messages are too small for a program to have them: all ranks' (the loss, barriers), unless a group is
+    as large; in Megatron that of a replica's ranks (the norm of gradients, overflows: its model parallel group), and that of a tied table's holders."""
+    mesh, p, found = mesh_of(plan), plan.parallel, groups(plan, network, framework)
+    numbers = int(plan.world > max(map(mesh.size, found), default=plan.world))
     if framework.tensor_parallel.style != "dtensor" and plan.task != "forward":
-        found += (p.tp * p.pp > 1) + (p.pp > 1 and network.ends_tied)
-    return found
+        numbers += (p.tp * p.pp > 1) + (p.pp > 1 and network.ends_tied)
+    return len(found) + numbers
 
 
 def _summed(plan: Plan, framework: Framework, mesh: Mesh, zero: int, apart: bool) -> set[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from sim.framework.chosen import sharding_of
 from sim.framework.framework import Framework
 from sim.memory.activations import Moment
-from sim.memory.groups import groups, of_numbers
+from sim.memory.groups import communicators
 from sim.model.parts import Network
 from sim.plan import Plan
 from sim.work import BYTES
@@ -26,13 +26,13 @@ def constants() -> dict[str, float]:
 
 
 def context_bytes(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None) -> int:
-    """Of the driver and the libraries, of each group's communicator (`groups`), and of products that send by themselves."""
+    """Of the driver and the libraries, of the communicators, and of products that send by themselves."""
     if isinstance(device, Cpu):
         return 0
     c = constants()
     own = c["context.whole" if framework.loads_all else "context.bytes"] + c["context.workspace"]
-    made = len(groups(plan, network, framework)) + of_numbers(plan, network, framework)
-    return round(own + made * communicator(device) + user_buffers(plan, network, framework))
+    made = communicators(plan, network, framework) * communicator(device)
+    return round(own + made + user_buffers(plan, network, framework))
 
 
 def communicator(device: Gpu | None) -> float:

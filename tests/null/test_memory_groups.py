@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sim.lower.step import lower
-from sim.memory.groups import groups, of_numbers
+from sim.memory.groups import communicators, groups
 from sim.memory.overhead import communicator, context_bytes, user_buffers
 from sim.program import HOST
 from sim.setting.bind import bind
@@ -80,7 +80,8 @@ def test_numbers_have_communicators_too(name: str, parallel: dict[str, int], tie
     Megatron's communicators were suspended (verl-project/verl, pull request 6408)."""
     model = {"base": "gpt2-124m" if tied else "llama3-8b", "layers": 4}
     setting = bind({"model": model, "seq_len": 256, "framework": name, "parallel": parallel}, "dgx-h100")
-    assert of_numbers(setting.plan, setting.network, setting.framework) == numbers
+    of = setting.plan, setting.network, setting.framework
+    assert communicators(*of) - len(groups(*of)) == numbers
 
 
 def test_a_communicator_has_buffers_for_each_channel() -> None:
