@@ -5,7 +5,8 @@
 
 A plan is a shipped plan's name, a TOML or JSON file, a mapping in the file's form (a result's `to_dict()["plan"]`), or what `plan` returns. A machine is a name, an expression
 ("16x dgx-h100"), a file, or what `topology` returns. Seconds, bytes, FLOP/s and joules throughout; rates per direction.
-Results print, have `to_dict()` and `to_frame()` (pandas), show themselves in a notebook and draw themselves with `figure()`.
+Results (`Prediction`, `Sweep`, `Explanation`, `Capacity`, `Spread`, `Faults`, `Jobs`, `Comparison`) print, have `to_dict()` and `to_frame()` (pandas), show
+themselves in a notebook and draw themselves with `figure()`.
 Every error that is raised on purpose is a `SteptwinError`:
 
     SteptwinError           one clear message, and the command line's `exit_code`
@@ -23,7 +24,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -36,16 +38,18 @@ if TYPE_CHECKING:
     from torch import nn
 
     from executor.twin import Twin
-    from sim.align import Comparison
-    from sim.plan import Plan
-    from sim.planning.capacity.capacity import Capacity
-    from sim.planning.disturbed.faults import Faults
-    from sim.planning.disturbed.jobs import Jobs
-    from sim.planning.explain.explanation import Explanation
-    from sim.planning.montecarlo import Jitter, Spread
-    from sim.planning.sweeps.sweep import Sweep
-    from sim.result.prediction import Prediction
-    from topologies.load import Topology
+    from sim.align import Comparison as Comparison
+    from sim.plan import Plan as Plan
+    from sim.planning.capacity.capacity import Capacity as Capacity
+    from sim.planning.capacity.goodput import Reliability as Reliability
+    from sim.planning.disturbed.faults import Faults as Faults
+    from sim.planning.disturbed.jobs import Jobs as Jobs
+    from sim.planning.explain.explanation import Explanation as Explanation
+    from sim.planning.montecarlo import Jitter as Jitter
+    from sim.planning.montecarlo import Spread as Spread
+    from sim.planning.sweeps.sweep import Sweep as Sweep
+    from sim.result.prediction import Prediction as Prediction
+    from topologies.load import Topology as Topology
 
     PlanLike: TypeAlias = Plan | str | Path | dict[str, Any]
     Machine: TypeAlias = Topology | str | Path
@@ -56,13 +60,25 @@ __all__ = ["BadInput", "Jitter", "Refused", "RunFailed", "SteptwinError", "UnitE
 T = TypeVar("T")
 
 
-def __getattr__(name: str) -> Any:
-    """`Jitter`, the sigmas for `spread`, whose room is loaded when it is asked for."""
-    if name != "Jitter":
-        raise AttributeError(f"module 'steptwin' has no attribute '{name}'")
-    from sim.planning.montecarlo import Jitter
+_TYPES = {
+    "Capacity": "sim.planning.capacity.capacity", "Comparison": "sim.align", "Explanation": "sim.planning.explain.explanation",
+    "Faults": "sim.planning.disturbed.faults", "Jitter": "sim.planning.montecarlo", "Jobs": "sim.planning.disturbed.jobs", "Plan": "sim.plan",
+    "Prediction": "sim.result.prediction", "Reliability": "sim.planning.capacity.goodput", "Spread": "sim.planning.montecarlo",
+    "Sweep": "sim.planning.sweeps.sweep", "Topology": "topologies.load",
+}  # fmt: skip
+"""What the functions give and take, for annotations and options: the room of each, loaded when it is asked for."""
 
-    return Jitter
+
+def __getattr__(name: str) -> Any:
+    """`Prediction`, `Jitter` and the like (`_TYPES`)."""
+    if name not in _TYPES:
+        raise AttributeError(f"module 'steptwin' has no attribute '{name}'")
+    return getattr(import_module(_TYPES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What scripts use."""
+    return sorted({*__all__, *_TYPES, "__doc__", "__version__"})
 
 
 def plan(source: PlanLike, *overrides: str) -> Plan:
@@ -95,12 +111,14 @@ def run(plan: PlanLike, folder: str | Path, *, how: str = "stock", steps: int = 
     return run_plan(load_plan(plan), Path(folder), how, steps)
 
 
-def twin(plan: PlanLike, folder: str | Path, **options: Any) -> Twin:
+def twin(plan: PlanLike, folder: str | Path, *, steps: int = 30, calibration: str | Path | None = None,
+         say: Callable[[str], None] = print) -> Twin:  # fmt: skip
     """Probes if needed, predicts, plays, trains with stock PyTorch and compares, on this machine; see `executor.twin.twin`."""
     from executor.twin import twin as find
     from sim.files.planfile import load_plan
 
-    return find(load_plan(plan), Path(folder), **options)
+    known = Path(calibration) if calibration is not None else None
+    return find(load_plan(plan), Path(folder), steps=steps, calibration=known, say=say)
 
 
 def compare(predicted: Prediction, measured: str | Path) -> Comparison:
@@ -117,17 +135,23 @@ def marked(model: nn.Module, **options: Any) -> AbstractContextManager[None]:
     return find(model, **options)
 
 
-def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: str, file: str | Path | None = None, **options: Any) -> Sweep:
-    """Every plan of `"tp=1,2,4 pp=1..8 gpus=64"`, `{"tp": [1, 2, 4]}`, or of all sensible ones on so many GPUs; `sim.planning.sweeps.sweep`
-    has the options. Results are kept in `file` (SQLite) and gone on with. Raises `BadInput`."""
+def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: str, file: str | Path | None = None, *, workers: int = 1,
+          backend: str = "", address: str = "", prices: dict[str, float] | None = None, every: str = "", edits: tuple[str, ...] = (),
+          say: Callable[[str], None] | None = None) -> Sweep:  # fmt: skip
+    """Every plan of `"tp=1,2,4 pp=1..8 gpus=64"`, `{"tp": [1, 2, 4]}`, or of all sensible ones on so many GPUs. Results are kept in `file`
+    (SQLite) and gone on with. `prices`: money per GPU-hour by machine; `every`: also what cannot be better, "short" or "whole"; `workers` processes,
+    or joblib's `backend` at `address`; `say` is told how far it is. Raises `BadInput`."""
     from sim.files.planfile import read_plan
     from sim.planning.sweeps.auto import auto_space
     from sim.planning.sweeps.space import parse_space
     from sim.planning.sweeps.sweep import sweep as find
 
     base = read_plan(plan)
-    points = auto_space(base, on, space, options.get("edits", ())) if isinstance(space, int) else parse_space(space)
-    return _shown(find(base, points, on, Path(file) if file is not None else None, **options))
+    points = auto_space(base, on, space, edits) if isinstance(space, int) else parse_space(space)
+    path = Path(file) if file is not None else None
+    return _shown(
+        find(base, points, on, path, workers=workers, backend=backend, address=address, prices=prices, every=every, edits=edits, say=say)
+    )
 
 
 def explain(plan: PlanLike, on: Machine, *, edits: tuple[str, ...] = (), tries: int = 8) -> Explanation:
@@ -138,13 +162,17 @@ def explain(plan: PlanLike, on: Machine, *, edits: tuple[str, ...] = (), tries: 
     return _shown(find(bind(plan, on, edits), tries))
 
 
-def capacity(plan: PlanLike, on: Topology | str, tokens: float | str, **options: Any) -> Capacity:
-    """Days, GPU-hours, joules, money, goodput for `tokens` (15e12 or "15T"; samples for images); options: `sim.planning.capacity.capacity`."""
+def capacity(plan: PlanLike, on: Machine, tokens: float | str, *, how: Reliability | None = None, checkpoint: float | None = None,
+             prices: dict[str, float] | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
+    """Days, GPU-hours, joules, money, goodput for `tokens` (15e12 or "15T"; samples for images). `how`: what fails how often; `checkpoint`:
+    seconds that one stalls training for (unsaid: the plan's own); `prices`: money per GPU-hour by machine. Raises `BadInput`."""
     from sim.files.planfile import load_plan
     from sim.planning.capacity.capacity import capacity as find
     from topologies.units import count
 
-    return _shown(find(load_plan(plan), on, count(tokens, "tokens") if isinstance(tokens, str) else tokens, **options))
+    amount = count(tokens, "tokens") if isinstance(tokens, str) else tokens
+    machine = str(on) if isinstance(on, Path) else on
+    return _shown(find(load_plan(plan), machine, amount, how=how, checkpoint=checkpoint, prices=prices, seed=seed, edits=edits))
 
 
 def spread(plan: PlanLike, on: Machine, draws: int = 1000, seed: int = 0, *, jitter: Jitter | None = None,
@@ -217,8 +245,6 @@ def _version(asked: bool) -> None:
 
 def _app(verb: str = "") -> typer.Typer:
     """The command line; with the rooms of `verb` alone where it is one, else with all of them (help, wrong names)."""
-    from importlib import import_module
-
     import typer
 
     codes = "Exit codes: 0 done, 2 bad input, 3 does not fit into memory, 4 a run failed."

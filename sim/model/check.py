@@ -25,8 +25,9 @@ def check_length(name: str, seq: int, positions: int) -> None:
 def divisible(what: str, value: int, by: str, ways: int) -> int:
     """`value / ways`. Raises `BadInput` naming both."""
     if value % ways:
-        fits = [n for n in range(1, ways + 1) if value % n == 0]
-        raise BadInput(f"{by} = {ways} does not divide {what} = {value}. Use {by} in {', '.join(map(str, fits[-4:]))}")
+        fits = [n for n in range(1, min(value, 32 * ways) + 1) if value % n == 0]
+        near = [n for n in fits if n < ways][-3:] + [n for n in fits if n > ways][:2]
+        raise BadInput(f"{by} = {ways} does not divide {what} = {value}. Use {by} in {', '.join(map(str, near))}")
     return value // ways
 
 

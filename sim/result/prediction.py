@@ -26,22 +26,36 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
     topology: str
     """The machine's name, as it was given."""
     gpus: int
+    """Ranks of the plan."""
     step_time_s: float
+    """Seconds from one optimizer step to the next, in the steady state."""
     samples_per_s: float
+    """Of all GPUs together."""
     tokens_per_s: float
+    """Of all GPUs together; samples where these have no tokens (`unit`)."""
     model_flops_per_gpu_per_s: float
+    """Forward and backward once, without recomputation; a multiply-add is two."""
     mfu: float | None
+    """`model_flops_per_gpu_per_s` over the dense peak of the plan's precision (16 bits for narrower ones), 0 to 1; None where the device states none."""
     parameters: int
     flops_per_step: float
+    """Of all GPUs together."""
     peak_memory_bytes: int
+    """Of the fullest rank, allocator and context included."""
     memory: MemoryReport
+    """What it is made of, in bytes."""
     fits: bool
     does_not_fit: DoesNotFit | None
+    """Where it does not: bytes needed and available, and changes that would make it fit."""
     breakdown: metrics.Breakdown
+    """Seconds by class, which sum to the step; the mean over ranks."""
     critical_path: list[tuple[str, float]]
+    """Seconds of each class of op along it."""
     sources: dict[str, float]
+    """Shares of the time that are measured, fitted and assumed."""
     warnings: list[str]
     unit: str = "tokens"
+    """tokens; samples where these have none."""
     interval: tuple[float, float] = (0.0, 0.0)
     """Seconds between which the step lies with probability `LEVEL`."""
     mark: Mark = "extrapolated"

@@ -17,9 +17,11 @@ import numpy
 import pytest
 
 import steptwin
-from executor.twin import run_plan
+from executor.twin import run_plan, twin
+from sim.planning.capacity.capacity import capacity
 from sim.planning.explain.explanation import explain
 from sim.planning.montecarlo import spread
+from sim.planning.sweeps.sweep import sweep
 from sim.predict import predict
 from topologies.errors import SteptwinError
 
@@ -53,9 +55,37 @@ def test_jitter_is_at_hand_where_errors_name_it() -> None:
         steptwin.Jiter  # noqa: B018
 
 
+def test_what_functions_give_and_take_is_at_hand_for_annotations() -> None:
+    for name in dir(steptwin):
+        assert getattr(steptwin, name) is not None, name
+    assert set(steptwin.__all__) < set(dir(steptwin)) and not {"json", "Any", "T"} & set(dir(steptwin))
+    given = [inspect.signature(getattr(steptwin, name)).return_annotation for name in steptwin.__all__ if name[0].islower()]
+    results = {name for name in given if name.isidentifier() and name[0].isupper()} - {"None", "Twin"}  # whose room needs torch
+    assert results == {"Plan", "Topology", "Prediction", "Comparison", "Sweep", "Explanation", "Capacity", "Spread", "Faults", "Jobs"}
+    for name in results:
+        assert inspect.isclass(getattr(steptwin, name))
+    assert type(steptwin.predict(PLAN, "dgx-h100")) is steptwin.Prediction
+
+
+def test_capacity_takes_how_things_fail_from_the_face() -> None:
+    often = steptwin.capacity(PLAN, "dgx-h100", 1e11, how=steptwin.Reliability(mtbf_gpu=3600.0 * 100))
+    assert often.failures > steptwin.capacity(PLAN, Path("dgx-h100"), 1e11).failures
+
+
+@pytest.mark.parametrize("one", [PLAN, "gpt2-ddp8"])
+def test_jobs_are_a_list(one: Any) -> None:
+    """A single plan was taken letter by letter, or key by key: "unknown plan 'g'"."""
+    with pytest.raises(steptwin.BadInput, match="needs a list of plans"):
+        steptwin.jobs(one, "2x dgx-h100")
+
+
 @pytest.mark.parametrize(
-    ("face", "room"), [(steptwin.predict, predict), (steptwin.explain, explain), (steptwin.spread, spread), (steptwin.run, run_plan)]
-)
+    ("face", "room"),
+    [
+        (steptwin.predict, predict), (steptwin.explain, explain), (steptwin.spread, spread), (steptwin.run, run_plan), (steptwin.sweep, sweep),
+        (steptwin.capacity, capacity), (steptwin.twin, twin),
+    ],
+)  # fmt: skip
 def test_options_have_the_defaults_of_the_rooms(face: Any, room: Any) -> None:
     ours, theirs = inspect.signature(face).parameters, inspect.signature(room).parameters
     both = {name for name in ours if name in theirs and ours[name].default is not inspect.Parameter.empty}

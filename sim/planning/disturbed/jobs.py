@@ -83,6 +83,8 @@ def jobs(
     the ranks that it takes. `say` is told how far it is. Raises `BadInput` for places that do not exist, are taken twice, or do not suffice,
     before anything is simulated; `Refused` where one job's step is too short beside another's.
     """
+    if not isinstance(plans, (list, tuple)):
+        raise BadInput("a study of jobs needs a list of plans, [first, second]. For one plan use predict")
     if len(plans) < 2:
         raise BadInput(f"a study of jobs needs two plans or more, got {len(plans)}. For one plan use predict")
     placements = (placements,) if isinstance(placements, str) else placements or PLACEMENTS
