@@ -125,6 +125,8 @@ NESTEROV = Algorithm(
 """torch.optim.SGD(nesterov = True): the outer step of local updates, no plan's own optimizer."""
 _LION: Passes = (("scale_", 1, 1), ("scale", 1, 1), ("add_", 2, 1), ("sign", 1, 1), ("add_", 2, 1))
 _ADAGRAD: Passes = (("add_", 2, 1), ("sqrt", 1, 1), ("scale_", 1, 1))
+_MIXED: Passes = (("scale", 1, 1), ("scale", 1, 1), ("add", 2, 1), ("scale", 2, 1), ("add_", 2, 1), ("scale", 1, 1), ("add_", 2, 1))
+"""AdEMAMix's update: the fast mean by its correction, the slow one by alpha, their sum, over the root, decay, times the learning rate, added."""
 
 OPTIMIZERS: dict[str, Algorithm] = {
     "sgd": _SGD,
@@ -183,6 +185,19 @@ OPTIMIZERS: dict[str, Algorithm] = {
         script=(("norm", 1, 0), ("norm", 1, 0), ("add", 3, 2)),
         graph=(("norm", 1, 0), ("norm", 1, 0), ("add", 3, 2)),
         gradient_reads=2,
+    ),
+    # Pagliardini et al. 2024. Fused: bitsandbytes' csrc/kernels.cu (ADEMAMIX, whose first state is both moments). Loop: apple/ml-ademamix,
+    # pytorch/ademamix.py: three moments, the root with its numbers, both means over it, decay, times the learning rate. A graph's is nobody's: one
+    # operator (assumed).
+    "ademamix": Algorithm(
+        states=3,
+        fused=(5, 4),
+        like="adamw",
+        loop=(*(("scale_", 1, 1), ("add_", 2, 1)) * 3, ("sqrt", 1, 1), ("scale", 1, 1), ("scale_", 1, 1), *_MIXED),
+        listed=False,
+        script=(("add", 5, 4),),
+        graph=(("add", 5, 4),),
+        gradient_reads=4,
     ),
     # Shazeer and Stern 2018: `sim.lower.optimizer.adafactor`.
     "adafactor": Algorithm(states=1, like="adam", whole_matrices=True, torch="Adafactor"),

@@ -110,7 +110,7 @@ class Memory(_Section, frozen=True, kw_only=True):
 class Optimizer(_Section, frozen=True, kw_only=True):
     """The optimizer, and how its update is launched."""
 
-    name: Literal["sgd", "momentum", "adam", "adamw", "lamb", "muon", "lion", "adagrad", "lars", "adafactor"] = "adamw"
+    name: Literal["sgd", "momentum", "adam", "adamw", "lamb", "muon", "lion", "adagrad", "lars", "ademamix", "adafactor"] = "adamw"
     implementation: Literal["for-loop", "foreach", "fused"] | None = None
     """How the kernels are launched; unsaid: the framework's default."""
     states: Literal["fp32", "bf16", "fp8"] | None = None

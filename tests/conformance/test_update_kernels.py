@@ -124,6 +124,31 @@ def test_updates_that_torch_has_not_are_written_with_its_operators(name: str, on
     assert OPTIMIZERS[name].states == 1
 
 
+def test_ademamix_is_written_with_torchs_operators() -> None:
+    """Pagliardini et al. 2024, algorithm 1, as its authors write it: no list of tensors, numbers apart."""
+    made = parameters()
+    states = [[torch.zeros_like(parameter) for _ in range(3)] for parameter in made]
+
+    def one(p: Tensor, fast: Tensor, slow: Tensor, square: Tensor) -> None:
+        assert p.grad is not None
+        fast.mul_(0.9).add_(p.grad, alpha=0.1)
+        slow.mul_(0.9999).add_(p.grad, alpha=0.0001)
+        square.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+        root = (square.sqrt() / 0.5).add_(1e-8)
+        update = (fast.div(0.1) + 5.0 * slow) / root
+        update.add_(p, alpha=0.1)
+        p.add_(-1e-3 * update)
+
+    @torch.no_grad()
+    def step() -> None:
+        for parameter, kept in zip(made, states, strict=True):
+            one(parameter, *kept)
+
+    assert called(step) == counted(predicted("ademamix", "for-loop"))
+    assert predicted("ademamix", "foreach") == predicted("ademamix", "for-loop")
+    assert OPTIMIZERS["ademamix"].states == 3
+
+
 def test_lions_lists() -> None:
     """timm's _multi_tensor_lion: six lists, and a sign for each tensor."""
     assert counted(predicted("lion", "foreach")) == Counter({("scale", True): 1 + TENSORS, ("scale_", True): 2, ("add_", True): 3})

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "local": (DENSE, {"dp_replicate": 4, "update": {"mode": "local", "every": 2}}),
     "outer": (DENSE, {"dp_replicate": 4, "update": {"mode": "local", "every": 2, "outer": "nesterov"}}),
     "lion": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "lion", "implementation": "fused"}}),
+    "ademamix": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "ademamix"}}),
     "adagrad": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "adagrad", "implementation": "fused"}}),
     "lars": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "lars"}}),
     "adafactor": (DENSE, {"dp_replicate": 4, "optimizer": {"name": "adafactor"}}),

@@ -96,7 +96,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "memory.recompute_layers": (1,),
     "memory.offload": ("optimizer", "activations"),
     "memory.offload_layers": (1,),
-    "optimizer.name": ("sgd", "momentum", "adam", "lamb", "lion", "adagrad", "lars", "muon", "adafactor"),
+    "optimizer.name": ("sgd", "momentum", "adam", "lamb", "lion", "adagrad", "lars", "ademamix", "muon", "adafactor"),
     "optimizer.implementation": ("for-loop", "foreach", "fused"),
     "optimizer.states": ("bf16", "fp8"),
     "optimizer.clip": (True, False),

@@ -37,6 +37,8 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
         return Optimizer(name="lion")
     if re.search(r"(?<![a-z])lars(?![a-z])", text):
         return Optimizer(name="lars")
+    if "ademamix" in text:
+        return Optimizer(name="ademamix")
     if "adagrad" in text:
         return Optimizer(name="adagrad")
     if re.search(r"sgd|momentum|rmsprop", text) or ("adam" not in text and re.search(_IMAGES, model)):

@@ -54,6 +54,7 @@ def test_words_of_optimizers_and_tasks() -> None:
         ("Adafactor", "adamw"),
         ("LARS", "lars"),
         ("Adagrad", "adagrad"),
+        ("AdEMAMix", "ademamix"),
         ("RMSprop", "momentum"),
         ("FusedLAMB", "lamb"),
         ("Muon", "muon"),

@@ -27,7 +27,8 @@ def works(p: Program, id: str = "optimizer/step") -> list[MemoryBound]:
 
 
 @pytest.mark.parametrize(
-    ("name", "each"), [("adamw", 28), ("adam", 28), ("momentum", 20), ("sgd", 12), ("lion", 20), ("adagrad", 20), ("lars", 28)]
+    ("name", "each"),
+    [("adamw", 28), ("adam", 28), ("momentum", 20), ("sgd", 12), ("lion", 20), ("adagrad", 20), ("lars", 28), ("ademamix", 36)],
 )
 def test_fused_updates_move_each_tensor_once(name: str, each: int) -> None:
     """fp32 bytes per parameter: PyTorch's fused kernels read p, g and states and write all but g."""
@@ -269,6 +270,18 @@ def test_one_state_in_memory_and_checkpoints(name: str, zero: int) -> None:
         return max(op.bytes for ops in p.segments.values() for op in ops if op.id == "output/write")
 
     assert saved(name) == saved("sgd") + 4 * 2 * MIB
+
+
+def test_three_states_in_memory_and_checkpoints() -> None:
+    """AdEMAMix keeps half as much again as Adam; where its moments are narrow, all three are."""
+
+    def held(which: str, **more: str) -> int:
+        return program({"optimizer": {"name": which, **more}}).resident["optimizer"]
+
+    assert held("ademamix") == 12 * 2 * MIB and held("adamw") == 8 * 2 * MIB
+    assert held("ademamix", states="bf16") == 6 * 2 * MIB
+    narrow = works(program({"optimizer": {"name": "ademamix", "states": "bf16"}}))
+    assert sum(work.bytes for work in narrow) == (3 * 4 + 2 * 3 * 2) * 2 * MIB, "parameter twice, gradient, and moments both ways"
 
 
 def test_on_a_cpu_one_pass_does_for_all_tensors() -> None:
