@@ -142,7 +142,7 @@ def _whole_attention(spec: Decoder, share: Share, window: int, *, rotated: bool)
 
 
 def _token_mixer(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Part]:
-    """What mixes tokens in one layer: M Mamba-2, D the gated delta rule, else attention."""
+    """What mixes tokens in one layer: M Mamba-2, D the gated delta rule, L lightning attention, else attention."""
     if letter == "M":
         from sim.model.layers.mamba import mixer
 
@@ -153,6 +153,11 @@ def _token_mixer(spec: Decoder, share: Share, letter: str, windowed: bool) -> li
 
         assert spec.delta is not None
         return delta_rule(share, spec.hidden, spec.delta)
+    if letter == "L":
+        from sim.model.layers.lightning import lightning
+
+        assert spec.lightning is not None
+        return lightning(share, spec.hidden, spec.lightning, fused=_fused(spec, share))
     return attention_of(spec, share, windowed)
 
 

@@ -114,6 +114,18 @@ def _minimax_m2(c: Config) -> Fields:
     return fields | {"rotary": c.number("rotary_dim", default=width) / width}
 
 
+def _minimax_text(c: Config) -> Fields:
+    """Mixtral with lightning attention in most layers. Which see all keys is in `layer_types` (transformers' conversion, whose default is every
+    second from the first on) or `attn_type_list` (as released, 1 for these). The factors of its residuals are left out."""
+    layers, heads = c.number("num_hidden_layers"), c.number("num_attention_heads")
+    width = c.number("head_dim", default=0) or c.number("hidden_size") // heads
+    kinds = c.tree.get("layer_types") or c.tree.get("attn_type_list") or [1, 0] * (layers // 2) + [1] * (layers % 2)
+    fields = _mixtral(c) | {"mixers": "".join("*" if kind in (1, "full_attention") else "L" for kind in kinds), "window": 0}
+    fields["moe"] |= {"shared": c.number("shared_intermediate_size", default=0)}
+    fields |= {"lightning": {"heads": heads, "head_dim": width, "chunk": c.number("block_size", default=256)}}
+    return fields | {"rotary": c.number("rotary_dim", default=width) / width}
+
+
 def _ernie_moe(c: Config) -> Fields:
     """Experts from a layer on, some of them for every token."""
     inner, biased = c.number("moe_intermediate_size"), c.flag("use_bias")
@@ -194,5 +206,6 @@ READERS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "mixtral": _mixtral, "granitemoe": _mixtral, "phimoe": _phimoe, "olmoe": _olmoe, "qwen2_moe": _qwen_moe, "qwen3_moe": _qwen_moe,
     "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "kimi_k2": _deepseek, "gpt_oss": _gpt_oss, "dbrx": _dbrx, "nemotron_h": _nemotron_h,
     "qwen3_next": _qwen3_next, "qwen3_vl_moe_text": _qwen_moe, "glm4_moe": _glm_moe, "llama4_text": _llama4, "minimax_m2": _minimax_m2,
-    "ernie4_5_moe": _ernie_moe, "granitemoehybrid": _granite_hybrid, "mamba2": _mamba2,
+    "ernie4_5_moe": _ernie_moe, "granitemoehybrid": _granite_hybrid, "mamba2": _mamba2, "minimax": _minimax_text, "minimax_text_01": _minimax_text,
+    "minimax_m1": _minimax_text,
 }  # fmt: skip

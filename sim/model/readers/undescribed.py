@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _SCAN = "the selective scan of Mamba-1"
-_LIGHTNING = "lightning attention"
 _IMAGES = "its image encoder"
 _STACKS = "an encoder and a decoder with learned positions"
 
@@ -11,7 +10,7 @@ UNDESCRIBED: dict[str, str] = {
     "mamba": _SCAN, "falcon_mamba": _SCAN, "jamba": _SCAN, "zamba": _SCAN, "zamba2": "attention that several layers share",
     "bamba": "a rotated half of attention among Mamba-2 layers", "falcon_h1": "attention and Mamba-2 side by side in one layer",
     "rwkv": "the WKV recurrence", "recurrent_gemma": "the RG-LRU recurrence", "lfm2": "gated short convolutions",
-    "minimax_text_01": _LIGHTNING, "minimax_m1": _LIGHTNING, "minimax": _LIGHTNING, "bailing_moe_linear": _LIGHTNING,
+    "bailing_moe_linear": "lightning attention with rotated heads and norms over groups of them",
     "deepseek_v32": "sparse attention behind a lightning indexer (deepseek_v3 attends to all keys)", "kimi_linear": "Kimi delta attention",
     "nemotron-nas": "layers of different widths, some without attention", "deci": "layers of different widths", "openelm": "layers of different widths",
     "gemma3n": "per-layer embeddings and AltUp", "longcat_flash": "experts that compute nothing", "phi3small": "block-sparse attention",

@@ -69,6 +69,14 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     chunk: Count = 64
 
 
+class Lightning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A lightning attention mixer (MiniMax-01): linear attention whose state fades at a fixed rate for each head, with a gate on its result."""
+
+    heads: Count
+    head_dim: Count = 128
+    chunk: Count = 256
+
+
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Low-rank adapters on a frozen base (Hu et al. 2021): of attention, and of dense MLPs. Experts and other mixers have none."""
 
@@ -159,10 +167,11 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     pattern: str = ""
     """Hybrids: one letter a layer, M = Mamba-2, * = attention, - = MLP, E = experts, each with its own norm and residual."""
     mixers: str = ""
-    """What mixes tokens in each layer, where it is not always attention: one letter a layer, M = Mamba-2, D = delta rule, * = attention.
-    The MLP or the experts follow as in every layer (Granite 4, Qwen3-Next)."""
+    """What mixes tokens in each layer, where it is not always attention: one letter a layer, M = Mamba-2, D = delta rule, L = lightning
+    attention, * = attention. The MLP or the experts follow as in every layer (Granite 4, Qwen3-Next, MiniMax-Text-01)."""
     mamba: Mamba | None = None
     delta: Delta | None = None
+    lightning: Lightning | None = None
     lora: Lora | None = None
     mtp: Natural = 0
     """Modules of multi-token prediction after the last layer (DeepSeek-V3 trained with 1), each with a layer of the last one's kind. A config.json's
@@ -205,7 +214,7 @@ def _check(spec: Decoder) -> None:
         )
     if spec.pattern and spec.mixers:
         raise BadInput(f"{name}: pattern and mixers exclude each other: pattern's layers hold one mixer and nothing else. Give one of them")
-    for field, letters in (("pattern", "M*-E"), ("mixers", "MD*"), ("mtp_pattern", "M*-E")):
+    for field, letters in (("pattern", "M*-E"), ("mixers", "MDL*"), ("mtp_pattern", "M*-E")):
         if getattr(spec, field):
             _check_letters(spec, name, field, letters)
 
@@ -215,7 +224,7 @@ def _check_letters(spec: Decoder, name: str, field: str, letters: str) -> None:
     layers = spec.layers if field != "mtp_pattern" else len(given)
     if len(given) != layers or set(given) - set(letters):
         raise BadInput(f"{name}: {field} has {len(given)} letters for layers = {layers}; write one of {' '.join(letters)} for each layer")
-    for letter, table in (("M", "mamba"), ("E", "moe"), ("D", "delta")):
+    for letter, table in (("M", "mamba"), ("E", "moe"), ("D", "delta"), ("L", "lightning")):
         if letter in given and getattr(spec, table) is None:
             raise BadInput(f"{name}: {field} has '{letter}' layers but {table} is not given. Add a [{table}] table")
     delta = spec.delta

@@ -74,6 +74,14 @@ RECENT: dict[str, tuple[int, dict[str, Any]]] = {
         "num_key_value_heads": 8, "num_hidden_layers": 46, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8,
         "first_k_dense_replace": 1, "use_qk_norm": False, "num_nextn_predict_layers": 1, "tie_word_embeddings": False, "vocab_size":
         151552}),
+    # 2 x 200064 x 6144 words; 70 x (5 x 6144 x 8192 + 8192) and 10 x (2 x 6144 x 8192 + 2 x 6144 x 1024) of attention; 80 x (32 x 3 x 6144 x 9216
+    # + 32 x 6144) of experts; 161 norms of 6144
+    "minimax-text-01": (456_089_655_296, {
+        "model_type": "minimax_text_01", "hidden_act": "silu", "hidden_size": 6144, "intermediate_size": 9216, "head_dim": 128,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 80, "num_experts_per_tok": 2, "num_local_experts": 32,
+        "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 10, "rotary_dim": 64, "postnorm": True, "shared_intermediate_size": 0,
+        "layernorm_full_attention_alpha": 3.5565588200778455, "layernorm_linear_attention_alpha": 3.5565588200778455,
+        "tie_word_embeddings": False, "vocab_size": 200064}),
     "minimax-m2": (228_689_764_864, {
         "model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536, "num_attention_heads": 48, "head_dim": 128,
         "num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256, "num_experts_per_tok": 8, "use_qk_norm": True,

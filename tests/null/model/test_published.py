@@ -251,7 +251,7 @@ ROUNDED = {
     "mpt-30b": 30e9, "mpt-70b": 64e9, "megatron-3.6b": 3.6e9, "megatron-7.5b": 7.5e9, "megatron-18b": 18.4e9, "megatron-39b": 39.1e9,
     "megatron-76b": 76.1e9, "megatron-310b": 310.1e9, "nemotron-8b": 8.5e9, "nemotron-15b": 15.6e9, "nemotron-22b": 21.3e9,
     "nemotron-340b": 341e9, "grok-1": 314e9, "transformer-xl-base": 192e6, "transformer-xl-large": 285e6, "transformer-base": 63e6,
-    "transformer-big": 211e6, "ssd300": 22.9e6, "opt-66b": 66e9, "opt-175b": 175e9, "falcon-180b": 180e9, "glm-4.5": 355e9, "glm-4.5-air": 106e9, "minimax-m2": 229e9,
+    "transformer-big": 211e6, "ssd300": 22.9e6, "opt-66b": 66e9, "opt-175b": 175e9, "falcon-180b": 180e9, "glm-4.5": 355e9, "glm-4.5-air": 106e9, "minimax-m2": 229e9, "minimax-text-01": 456e9,
     "deepseek-67b": 67.4e9, "moonlight-16b-a3b": 15.96e9, "qwen2-57b-a14b": 57.41e9, "chatglm3-6b": 6.24e9, "glm4-9b": 9.4e9, "glm-130b": 130e9,
     "palm-8b": 8.63e9, "palm-62b": 62.5e9, "palm-540b": 540.35e9, "gpt3-5b": 5e9, "gpt3-20b": 20e9, "nemotron-h-8b": 8.1e9,
     "nemotron-h-47b": 46.8e9, "nemotron-h-56b": 56.3e9, "nemotron-nano-9b": 8.89e9, "nemotron-nano-12b": 12.31e9, "nemotron3-super": 120.6e9,

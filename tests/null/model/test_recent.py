@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sim.framework.framework import Framework
 from sim.model import Network, Shape, describe
 from sim.model.language.decoder import kind_of
+from sim.model.parts import Part
 from sim.model.readers.huggingface import from_config
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import spec_of
@@ -47,6 +48,7 @@ def test_served_configs_have_the_published_parameters(name: str) -> None:
         ("llama4-maverick-text", 17e9),
         ("qwen3-coder-480b", 35e9),
         ("minimax-m2", 10e9),
+        ("minimax-text-01", 45.9e9),
         ("granite-4-h-small", 9e9),
     ],
 )
@@ -114,8 +116,30 @@ def test_qwen3_next_mixes_by_the_delta_rule_with_work_that_grows_with_the_length
     assert "attn.gate" in names(network, "L3") and "moe.merge" in names(network, "L0")
 
 
+def test_minimax_mixes_by_lightning_attention_with_work_that_grows_with_the_length_alone() -> None:
+    spec = read("minimax-text-01")
+    assert [kind_of(spec, i)[0] for i in range(8)] == ["moeL"] * 7 + ["moe"] and spec.rotary == 0.5
+
+    def part(name: str, seq: int, **split: int) -> Part:
+        return next(p for p in dict(describe(spec, Shape(micro=1, seq=seq, **split), PLAIN).blocks)["L0"].parts if p.name == name)
+
+    def work(seq: int, **split: int) -> float:
+        return sum(w.flops for w in part("lightning.attention", seq, **split).forward if isinstance(w, Gemm))
+
+    assert work(8192) == 4 * work(2048) == 4 * 2 * work(2048, tp=2, etp=2)
+    assert work(2048) == 2048 * 2 * 64 * (2 * 256 * 128 + 2 * 128 * 128)  # Q K^T and its product with V; the state, written and read
+    assert part("lightning.in_proj", 2048).params == 6144 * 4 * 8192 and part("lightning.norm", 2048).params == 8192
+    assert part("lightning.attention", 2048).saved == 2048 * 3 * 8192 * 2, "queries, keys and values; no states"
+
+
+def test_transformers_own_minimax_says_its_layers_by_name_or_alternates() -> None:
+    named = {"model_type": "minimax", "attn_type_list": None}
+    assert read("minimax-text-01", **named).mixers == "*L" * 40
+    assert read("minimax-text-01", **named, layer_types=["linear_attention", "full_attention"] * 40).mixers == "L*" * 40
+
+
 def test_a_state_that_passes_along_the_sequence_is_not_split_over_context() -> None:
-    for name in ("qwen3-next-80b", "mamba2-2.7b"):
+    for name in ("qwen3-next-80b", "mamba2-2.7b", "minimax-text-01"):
         with pytest.raises(Refused, match=r"cp = 1"):
             describe(read(name), Shape(micro=1, seq=2048, cp=2), PLAIN)
 
@@ -148,8 +172,9 @@ def test_mixers_are_checked() -> None:
     delta = {"key_heads": 3, "value_heads": 4}
     for fields, words in (
         ({"mixers": "MM*"}, "mixers has 3 letters for layers = 4"),
-        ({"mixers": "MM*E"}, "write one of M D [*]"),
+        ({"mixers": "MM*E"}, "write one of M D L [*]"),
         ({"mixers": "DDD*"}, "delta is not given"),
+        ({"mixers": "LLL*"}, "lightning is not given"),
         ({"mixers": "DDD*", "delta": delta}, "delta.key_heads = 3 does not divide"),
         ({"mixers": "****", "pattern": "****"}, "exclude each other"),
     ):

@@ -51,7 +51,12 @@ def test_the_delta_rule_keeps_heads_and_inverses_and_no_states() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "name", "again"), [("mamba2-2.7b", "mamba.scan", (0, 2)), ("qwen3-next-80b-a3b", "delta.rule", (2, 3, 6, 8))]
+    ("model", "name", "again"),
+    [
+        ("mamba2-2.7b", "mamba.scan", (0, 2)),
+        ("qwen3-next-80b-a3b", "delta.rule", (2, 3, 6, 8)),
+        ("minimax-text-01", "lightning.attention", (2,)),
+    ],
 )
 def test_what_is_not_kept_is_made_again(model: str, name: str, again: tuple[int, ...]) -> None:
     """Each product's two gradients, and those products whose results they need."""
@@ -62,7 +67,7 @@ def test_what_is_not_kept_is_made_again(model: str, name: str, again: tuple[int,
     assert backward == pytest.approx(2 * forward + sum(products[at].flops for at in again))
 
 
-@pytest.mark.parametrize("model", ["mamba2-2.7b", "qwen3-next-80b-a3b"])
+@pytest.mark.parametrize("model", ["mamba2-2.7b", "qwen3-next-80b-a3b", "minimax-text-01"])
 def test_attention_s_recomputation_is_not_of_such_mixers(model: str) -> None:
     """Megatron-Core's core_attn is of attention; it would cost their work again and free nothing."""
     assert not redone(layer(model, "megatron-bridge")[1], ("core_attn",)).runs
