@@ -131,6 +131,21 @@ def test_a_space_is_a_text_or_values_by_key(tmp_path: Path) -> None:
         steptwin.sweep(PLAN, 2.5, "dgx-h100")  # type: ignore[arg-type]
 
 
+def test_a_row_of_a_sweep_is_a_plan_again(tmp_path: Path) -> None:
+    """With what `gpus` leaves to data parallelism, values with blanks, and machines of several names."""
+    space = {"tp": [1, 2], "comm.bucket": ["25 MiB"], "gpus": 4, "on": ["dgx-h100", "2x dgx-a100"]}
+    found = steptwin.sweep(PLAN, space, "dgx-h100", tmp_path / "a.sqlite", every="whole")
+    assert {row.on for row in found.rows} == {"dgx-h100", "2x dgx-a100"}
+    for row in found.feasible:
+        plan = found.plan(row)
+        assert (plan.world, plan.comm.bucket) == (4, 25 << 20)
+        assert steptwin.predict(plan, row.on).step_time_s == pytest.approx(row.step_time, rel=1e-6)
+    none = steptwin.sweep(PLAN, {"tp": [1, 2], "gpus": 5}, "dgx-h100", tmp_path / "b.sqlite")
+    refused = next(row for row in none.rows if row.outcome == "refused")
+    with pytest.raises(steptwin.BadInput, match="is no plan: gpus = 5 is no multiple"):
+        none.plan(refused)
+
+
 def test_tokens_are_a_number_or_a_text() -> None:
     assert steptwin.capacity(PLAN, "dgx-h100", "2B").steps == steptwin.capacity(PLAN, "dgx-h100", 2e9).steps
     with pytest.raises(steptwin.UnitError, match="at tokens"):

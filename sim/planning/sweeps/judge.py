@@ -145,5 +145,5 @@ def priced(row: Row, prices: Prices) -> Row:
     """The row at these prices, whatever it cost before: money per million tokens, or samples that are no sequences."""
     if not prices or not row.rate or not row.gpus:
         return msgspec.structs.replace(row, cost=None)
-    hourly = price_of(prices, row.key.rpartition(" on=")[2], row.gpus) * row.gpus
+    hourly = price_of(prices, row.on, row.gpus) * row.gpus
     return msgspec.structs.replace(row, cost=hourly / 3600 / (row.rate * row.seq) * 1e6)

@@ -59,7 +59,7 @@ def search(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | 
                 say(f"{len(hunt.known)}/{trials} points, {hunt.best()}")
         hunt.confirm()
         rows = list(store.rows())
-    return concluded(rows, path)
+    return concluded(base, rows, path)
 
 
 def _study(seed: int) -> Any:

@@ -52,6 +52,11 @@ class Row(msgspec.Struct, frozen=True):
     """Tokens of a sample; 1 where it is no sequence."""
 
     @property
+    def on(self) -> str:
+        """The machine."""
+        return self.key.rpartition(" on=")[2]
+
+    @property
     def unit(self) -> str:
         """What is paid for: tokens, or samples that are no sequences of them."""
         return "tokens" if self.seq > 1 else "samples"

@@ -50,6 +50,16 @@ class Sweep(Ranked, msgspec.Struct):
     path: str
     counts: dict[str, int]
     """Plans by outcome: done, memory, bound (cannot be better than another), refused, failed."""
+    base: Plan | None = None
+    """The plan whose keys were varied."""
+
+    def plan(self, row: Row) -> Plan:
+        """The plan of a row, as `predict` and `capacity` take it, with `row.on` as its machine. Raises `BadInput` for a row that is none."""
+        assert self.base is not None
+        found = named(self.base, row.key)[1]
+        if isinstance(found, str):
+            raise BadInput(f"{row.key} is no plan: {found}")
+        return found
 
     @property
     def feasible(self) -> list[Row]:
@@ -111,7 +121,7 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | N
         waiting = _screened(work, store, place, ask, say)
         _simulated(base, waiting, store, place, ask, workers, every, say)
         rows = list(store.rows())
-    return concluded(rows, path)
+    return concluded(base, rows, path)
 
 
 def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Prices, edits: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -131,10 +141,10 @@ def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Pr
     return tree | {"machine or model": mark}
 
 
-def concluded(rows: list[Row], path: Path) -> Sweep:
+def concluded(base: Plan, rows: list[Row], path: Path) -> Sweep:
     """What was found. Raises `NoRoom` when nothing fits and `BadInput` when nothing can run, and forgets the file: a slip of the pen must not keep its name."""
     counts = {name: sum(row.outcome == name for row in rows) for name in OUTCOMES}
-    found = Sweep(rows, str(path), counts)
+    found = Sweep(rows, str(path), counts, base)
     if not found.feasible:
         forget(path)
         raise _closest(rows)
