@@ -13,6 +13,7 @@ UNTIMED = -1.0
 """In place of seconds: the trace has FLOPs and bytes, and no duration."""
 _COLLECTIVES = {Coll.reduce_scatter_block: "reduce_scatter"}
 _NEVER = (Coll.gather, Coll.scatter)
+_SHARED: dict[str, Share] = {word: word for word in SHARES}
 
 
 class Taken(NamedTuple):
@@ -77,7 +78,7 @@ class Reading:
     def taken(self, node: Node) -> Taken:
         """What it takes that needs no other rank; what it shares counts where durations are those of ops alone."""
         seconds, latency = self._seconds(node), self.count(node, "steptwin.latency")
-        share = next((word for word in SHARES if word == node.attrs.get("steptwin.share")), None) if self.workload.alone else None
+        share = _SHARED.get(str(node.attrs.get("steptwin.share"))) if self.workload.alone else None
         slowed = self.count(node, "steptwin.slowed")
         return Taken(
             seconds, min(latency, max(0.0, seconds)), share, self.count(node, "tensor_size"), max(slowed, seconds) if slowed else 0.0

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from sim.cost.price import Cost, Pricer
+from sim.engine.agenda import uncollected
 from sim.engine.run import simulate
 from sim.exchange.program import program_of
 from sim.exchange.reading import UNTIMED, Taken
@@ -54,17 +55,18 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 def replay(prefix: str | Path, topology: Topology | str | Path, *, groups: str | Path | None = None, edits: tuple[str, ...] = (),
            framework: str = "", calibration: str | Path | None = None) -> Replay:  # fmt: skip
     """Reads the traces PREFIX.RANK.et and simulates them on `topology`; see `load_traces` and `run_traces`."""
-    workload, machine = load_traces(prefix, groups), load_topology(topology, edits)
-    trace = run_traces(workload, machine, framework=framework, calibration=calibration)
-    return Replay(
-        workload=workload.name,
-        topology=machine_words(machine),
-        ranks=len(workload.ranks),
-        nodes=sum(map(len, workload.ranks)),
-        seconds=trace.end,
-        breakdown=metrics.breakdown(trace),
-        critical_path=tuple(metrics.critical_path(trace)),
-    )
+    with uncollected():  # millions of nodes live to the end
+        workload, machine = load_traces(prefix, groups), load_topology(topology, edits)
+        trace = run_traces(workload, machine, framework=framework, calibration=calibration)
+        return Replay(
+            workload=workload.name,
+            topology=machine_words(machine),
+            ranks=len(workload.ranks),
+            nodes=sum(map(len, workload.ranks)),
+            seconds=trace.end,
+            breakdown=metrics.breakdown(trace),
+            critical_path=tuple(metrics.critical_path(trace)),
+        )
 
 
 def run_traces(
