@@ -196,7 +196,8 @@ class GpuPricer(Common):
         compute, _ = slowdown(gpu)
         cover = sum(self.kernel(work, gpu).seconds for work in op.works) * stretch
         seen = max(1.0 - 1.0 / compute, 1.0 - cover / cost.seconds) if cost.seconds > 0 else 1.0
-        return replace(cost, seconds=cost.seconds * seen, latency=cost.latency * seen)
+        # All of its data goes over the links, the part that is hidden too.
+        return replace(cost, seconds=cost.seconds * seen, latency=cost.latency * seen, payload=cost.payload / seen)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         """Over the devices' links and the network; what is in host memory goes between the processes of the hosts."""

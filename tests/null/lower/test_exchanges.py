@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from sim.cost.price import carried
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
 from sim.lower.model_parallel.expert import CLS
@@ -91,3 +92,12 @@ def test_a_slow_network_shows_where_a_fast_one_hides() -> None:
         slower, later = (step(f"megatron-bridge-{name}", nics / 2) for name in ("overlapped", "deepep"))
         assert beside < alone and slower < later
         assert slower - beside < (1 - 1e-3) * (later - alone) if nics == 400 else slower - beside == pytest.approx(later - alone, rel=0.05)
+
+
+@pytest.mark.parametrize(("machine", "ranks", "link"), [("dgx-h100", 8, "n0/gpu0>n0/nvswitch"), ("2x dgx-h100", 16, "n0/nic0>net/leaf0.0")])
+def test_links_carry_what_a_cover_hides_too(machine: str, ranks: int, link: str) -> None:
+    setting = _setting(machine, batch={"global": 2 * ranks, "micro": 1}, parallel={"dp_shard": ranks, "ep": ranks})
+    pricer, (exchanges, _) = pricer_for(setting), _block(setting)
+    for op in exchanges.values():
+        seen, bare = (pricer.collective(one, tuple(range(ranks)), 1) for one in (op, msgspec.structs.replace(op, works=())))
+        assert seen.seconds < bare.seconds and dict(carried(seen))[link] == pytest.approx(dict(carried(bare))[link])
