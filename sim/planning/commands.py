@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,8 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
 
             found = search(base, points, on, out, trials=trials, seed=seed, **spread)
         _swept(desk, found, edits, money is not None, as_json)
+        if not as_json and (again := _again(plan, overrides, edits, found)):
+            desk.say(f"the best plan: {again}")
         if failed := found.failure:
             desk.say(f"{found.counts['failed']} plans failed, a fault of StepTwin: please report {failed.key} ({failed.reason})")
         if report:
@@ -98,6 +101,25 @@ def _swept(desk: Desk, found: Sweep, edits: tuple[str, ...], priced: bool, as_js
     desk.show(_ranked(found, as_json, priced) | told, as_json, "sweep")
     if refusals and not as_json:
         desk.show({"rows": refusals[:3]}, False, "points that are no plan")
+
+
+def _again(source: str, overrides: tuple[str, ...], edits: tuple[str, ...], found: Sweep) -> str:
+    """The call that predicts the best plan, with what `gpus` left to data parallelism; empty where keys alone do not make it of `source`."""
+    from sim.files.planfile import load_plan
+    from sim.planning.sweeps.space import settings_of
+
+    if found.best is None:
+        return ""
+    made, varied = found.plan(found.best), settings_of(found.best.key)
+    words = [*overrides, *(f"{key}={value}" for key, value in varied.items() if key not in ("gpus", "on"))]
+    if "gpus" in varied:
+        words += [f"parallel.{axis}={getattr(made.parallel, axis)}" for axis in ("dp_replicate", "dp_shard")]
+    try:
+        same = load_plan(source, tuple(words)) == made
+    except BadInput:
+        return ""
+    sets = [word for one in (*words, *edits) for word in ("--set", one)]
+    return shlex.join(["steptwin", "predict", source, "--on", found.best.on, *sets]) if same else ""
 
 
 def _ranked(found: Sweep, all_: bool, priced: bool) -> dict[str, Any]:

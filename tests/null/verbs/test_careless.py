@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,26 @@ def test_a_sweep_with_prices_shows_what_its_plans_cost(tmp_path: Path, call: Cal
     assert ["cost/M tokens" in line for line in head] == [False, True]
     image = ("sweep", "gpt2-ddp8", "micro=8", "--set", "model=resnet50", "--out", str(tmp_path / "b.sqlite"), "--workers", "1")
     assert "cost/M samples" in call(*image, *priced).out.splitlines()[1]
+
+
+def test_a_sweep_says_how_its_best_plan_is_predicted(tmp_path: Path, call: Call) -> None:
+    """What `gpus` leaves to data parallelism is in no row's name, and is no key of a plan."""
+    base = ("gpt2-ddp8", "tp=1,2 comm.bucket=25 MiB,100 MiB gpus=4")
+    more = (
+        "--set",
+        "seq_len=256",
+        "--set",
+        "link.nvlink.rate=100 GB/s",
+        "--workers",
+        "1",
+        "--every",
+        "whole",
+        "--out",
+        str(tmp_path / "a.sqlite"),
+    )
+    said = call("sweep", *base, *more)
+    again = next(line.partition(": ")[2] for line in said.err.splitlines() if line.startswith("the best plan: "))
+    verb, *words = shlex.split(again)
+    assert verb == "steptwin" and "parallel.dp_shard=4" in words and "link.nvlink.rate=100 GB/s" in words
+    best = min(row["step_time_s"] for row in call("sweep", *base, *more, "--json").json["rows"])
+    assert call(*words, "--json").json["step_time_s"] == pytest.approx(best, rel=1e-6)
