@@ -9,7 +9,8 @@ import msgspec
 import typer
 
 from executor.ranks.speaker import Speaker
-from topologies.verbs import AsJson, Desk, PlanName, PlanSets, Steps
+from sim.verbs import PlanName
+from topologies.verbs import AsJson, Desk, PlanSets, Steps
 
 Folder = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files; unsaid: runs/PLAN")]
 

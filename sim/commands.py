@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from sim.verbs import PlanName
 from topologies.errors import BadInput
 from topologies.verbs import (
     AsJson,
@@ -16,7 +17,6 @@ from topologies.verbs import (
     Fail,
     MachineSets,
     On,
-    PlanName,
     PlanSets,
     Report,
     Sets,

@@ -15,8 +15,20 @@ import typer
 
 from topologies.errors import BadInput
 
-PlanName = Annotated[str, typer.Argument(help="A plan: TOML file or a shipped plan's name (steptwin plan list)")]
-On = Annotated[str, typer.Option("--on", help='Machine or cluster: dgx-h100, "16x dgx-h100", this-machine, a TOML, XML or topo -m file')]
+
+def _catalog(incomplete: str) -> list[str]:
+    """What a shell completes to; where it is none of these, files."""
+    from topologies.load import machines
+
+    return [name for name in machines() if name.startswith(incomplete)]
+
+
+On = Annotated[
+    str,
+    typer.Option(
+        "--on", help='Machine or cluster: dgx-h100, "16x dgx-h100", this-machine, a TOML, XML or topo -m file', autocompletion=_catalog
+    ),
+]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override a key of the plan (parallel.tp=4) or of the machine (link.nvlink.rate=200 GB/s); may be repeated"),

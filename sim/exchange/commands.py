@@ -8,8 +8,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from sim.verbs import PlanName
 from topologies.errors import BadInput
-from topologies.verbs import AsJson, Calibrated, Desk, Fail, MachineSets, On, PlanName, Sets, Without, of_machine, split
+from topologies.verbs import AsJson, Calibrated, Desk, Fail, MachineSets, On, Sets, Without, of_machine, split
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from sim.verbs import PlanName
 from topologies.errors import BadInput
-from topologies.verbs import AsJson, Desk, Fail, On, PlanName, Prices, Report, Sets, Without, Workers, split
+from topologies.verbs import AsJson, Desk, Fail, On, Prices, Report, Sets, Without, Workers, split
 
 if TYPE_CHECKING:
     from sim.planning.capacity.goodput import Reliability

@@ -78,3 +78,23 @@ def test_a_comparison_takes_what_a_prediction_takes(call: Call) -> None:
     assert slower.json["prediction"]["step_time_s"] > same.json["prediction"]["step_time_s"]
     refused = call(*words, "--calibration", "missing.toml")
     assert refused.code == 2 and "missing.toml" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("steptwin pred", {"predict"}),
+        ("steptwin predict llama3-8b", {"llama3-8b-fsdp8"}),
+        ("steptwin capacity gpt2-ddp8 --on dgx-h", {"dgx-h100", "dgx-h200"}),
+        ("steptwin run my-", set()),
+    ],
+)
+def test_a_shell_completes_verbs_plans_and_machines(
+    words: str, offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing offered: the shell goes on with files."""
+    for name, value in (("_STEPTWIN_COMPLETE", "complete_bash"), ("COMP_WORDS", words), ("COMP_CWORD", str(len(words.split()) - 1))):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        steptwin._app()(prog_name="steptwin")
+    assert set(capsys.readouterr().out.split()) == offered
