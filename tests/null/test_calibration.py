@@ -47,6 +47,7 @@ def calibrations(draw: st.DrawFn) -> Calibration:
     return _calibration(**tables)
 
 
+@pytest.mark.no_cover
 @given(calibrations())
 def test_written_and_read_back(tmp_path_factory: pytest.TempPathFactory, calibration: Calibration) -> None:
     path = tmp_path_factory.mktemp("c") / "calibration.toml"

@@ -35,6 +35,7 @@ def test_what_is_shown_is_the_very_same_plan(name: str, tmp_path: Path) -> None:
     check("plan show", json.dumps(full_tree(plan)))
 
 
+@pytest.mark.no_cover
 @settings(deadline=None)
 @given(plans)
 def test_any_plan_is_shown_as_itself(plan: Plan) -> None:
@@ -86,6 +87,7 @@ def test_bytes_without_a_unit_are_told_as_bytes() -> None:
         load_plan({"model": "mlp", "comm": {"bucket": 26214400}})
 
 
+@pytest.mark.no_cover
 def test_a_shown_plan_is_predicted(call: Call, tmp_path: Path) -> None:
     for words, file in ((("plan", "show", "gpt2-ddp8"), "my.toml"), (("plan", "show", "gpt2-ddp8", "--json"), "my.json")):
         (tmp_path / file).write_text(call(*words).out)

@@ -167,6 +167,7 @@ def test_shipped_plans_say_nothing_in_vain_and_fit_their_machine(name: str) -> N
     assert figures_of_memory(setting, remedies=False)[1] is None
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("said", ["memory.offload=optimizer", "optimizer.on=cpu", "optimizer.implementation=fused", "optimizer.clip=true"])
 @pytest.mark.parametrize("update", [{"mode": "async"}, {"aggregate": "cpu"}])
 def test_a_server_updates_in_its_own_way(update: dict[str, str], said: str) -> None:

@@ -53,6 +53,7 @@ def test_an_empty_folder_name_is_refused(verb: str, call: Call) -> None:
     assert said.code == 2 and '--out "" names no folder' in said.err
 
 
+@pytest.mark.no_cover
 def test_a_run_is_written_over_a_run_and_rerun_from_its_folder(call: Call, tmp_path: Path) -> None:
     what = ("predict", "plan.toml", "--set", "gpu=h200-sxm", "--without", "nvswitch", "--out", "run", "--json")
     first = call(*what)

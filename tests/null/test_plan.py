@@ -128,6 +128,7 @@ json_like = st.recursive(
 )
 
 
+@pytest.mark.no_cover
 @settings(deadline=None, max_examples=200)
 @given(st.dictionaries(st.sampled_from(["model", "parallel", "batch", "data", "name", "seq_len", "comm"]), json_like, max_size=5))
 def test_any_tree_is_read_or_refused(tree: dict) -> None:  # type: ignore[type-arg]

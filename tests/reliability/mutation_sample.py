@@ -1,9 +1,10 @@
 """A fixed sample of small faults over whole rooms: which do the tests notice? `python -m tests.reliability.mutation_sample [ROOM...]`.
 
-The tests are collected once. A first pass, in a process of its own, notes which functions each test runs. Then each drawn fault
-(`mutation.changed`: one operator, comparison, number or truth value inside a function's body) gets a forked process in which the
-function's code is exchanged in place, and the shortest tests that run the function are run until one fails. Nothing is written
-to the tree, nothing is imported or collected again, and the choice rests on a seed and on counted calls, never on a clock.
+The tests are collected once, without those that have the mark `no_cover`: what a fault is tried with are the shortest. A first pass, in
+processes of its own, notes which functions each test runs. Then each drawn fault (`mutation.changed`: one operator, comparison, number or
+truth value inside a function's body) gets a forked process in which the function's code is exchanged in place, and the shortest tests
+that run the function are run until one fails. Nothing is written to the tree, nothing is imported or collected again, and the choice
+rests on a seed and on counted calls, never on a clock.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def main(words: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as place:
         quiet = [word for name in ("cacheprovider", "xdist", "timeout") for word in ("-p", f"no:{name}")]
         with contextlib.redirect_stdout(io.StringIO()) as said:
-            pytest.main([*quiet, "-W", "ignore", f"--basetemp={place}/t", *args.tests], plugins=[sample])
+            pytest.main([*quiet, "-W", "ignore", "-m", "not no_cover", f"--basetemp={place}/t", *args.tests], plugins=[sample])
     if sample.broken or len(sample.noticed) != len(chosen):
         print("no sample could be drawn:", *(sample.broken or [said.getvalue()]), sep="\n  ")
         return 1

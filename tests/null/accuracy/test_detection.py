@@ -55,6 +55,7 @@ def test_decoding_is_seen_where_the_loss_scale_is_read() -> None:
     assert longer == pytest.approx(12 * 7.5e-3, rel=0.05)
 
 
+@pytest.mark.no_cover
 def test_predictions_come_within_a_third() -> None:
     """In the mean within a sixth: on A100 the step is told too short (some 50 ms are not found), in fp32 on V100 too long."""
     errors = []

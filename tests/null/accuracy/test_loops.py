@@ -17,6 +17,7 @@ def row(row_id: str) -> Row:
     return next(row for row in published_rows() if row.row_id == row_id)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("row_id", "batch", "turns"),
     [

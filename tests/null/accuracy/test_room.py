@@ -84,6 +84,7 @@ def test_sums_of_each_micro_batch_are_in_no_pipeline() -> None:
     assert case_of(row(sharding="FSDP", **(deep | {"framework": "torchtitan"}))).plan.parallel.zero == 3
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("gpu", "layers"), [("GB300", 20), ("GB200", 40)])
 def test_recipes_whose_activations_lie_in_host_memory_in_part_fit(gpu: str, layers: int) -> None:
     """Llama 3 70B in fp8 under Megatron-FSDP: 327 GiB with all of them on the device."""

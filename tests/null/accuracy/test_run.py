@@ -78,6 +78,7 @@ def test_tables_have_a_row_for_all_and_for_each_group() -> None:
     assert {"published steps by source", "published steps by GPU", "published steps by family"} <= set(tables)
 
 
+@pytest.mark.no_cover
 def test_without_measurements_beside_the_tool_their_tables_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sim.accuracy import tables
 

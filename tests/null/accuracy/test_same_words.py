@@ -27,6 +27,7 @@ def plan_of(row: Row) -> str:
     return json.dumps((tree, case.topology, case.edits), sort_keys=True)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("write", [str.upper, str.lower])
 def test_capitals_say_nothing(write: Callable[[str], str]) -> None:
     for row in ROWS:

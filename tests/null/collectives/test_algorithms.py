@@ -29,6 +29,7 @@ def test_the_plan_takes_the_words_of_the_cost_model() -> None:
     assert get_args(get_type_hints(Comm)["algorithm"]) == ALGORITHMS
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("parallel", "algorithm"), [(_GATHERS, "pat"), (_REDUCES, "collnet")])
 def test_ways_between_nodes_leave_groups_inside_to_nccl(parallel: dict[str, int], algorithm: str) -> None:
     """tp talks inside a node, dp over nodes from one rank of each: only the latter takes the forced way."""

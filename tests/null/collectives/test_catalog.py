@@ -52,6 +52,7 @@ def _seconds(name: str, size: float, shape: GroupShape, algorithm: str = "auto")
 drawn = st.deferred(lambda: st.sampled_from(_gpus()))
 
 
+@pytest.mark.no_cover
 @settings(max_examples=300, deadline=None)
 @given(drawn, st.sampled_from(NODES), st.integers(1, 72), st.sampled_from(MOVING), sizes, st.floats(1.0, 8.0), st.sampled_from(ALGORITHMS))
 def test_time_grows_with_size_and_no_switch_is_a_cliff(
@@ -86,6 +87,7 @@ def _most(name: str, shape: GroupShape) -> float:
     return min(rates)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=300, deadline=None)
 @given(drawn, st.sampled_from(NODES), st.integers(1, 72), st.sampled_from(MOVING), sizes)
 def test_no_collective_is_faster_than_its_links(machine: str, nodes: int, each: int, name: str, size: int) -> None:
@@ -99,6 +101,7 @@ def _relieved(name: str, shape: GroupShape) -> bool:
     return name == "all_to_all" and shape.exchange > 0.0
 
 
+@pytest.mark.no_cover
 @settings(max_examples=200, deadline=None)
 @given(drawn, st.integers(0, len(NODES) - 2), st.integers(1, 72), st.sampled_from(NAMES), sizes)
 def test_more_nodes_are_never_faster(machine: str, at: int, each: int, name: str, size: int) -> None:
@@ -107,6 +110,7 @@ def test_more_nodes_are_never_faster(machine: str, at: int, each: int, name: str
         assert _seconds(name, size, many) >= _seconds(name, size, few) / slack
 
 
+@pytest.mark.no_cover
 def test_whole_nodes_are_never_faster_in_greater_numbers() -> None:
     """Every machine of the catalog with all its GPUs, from one node to 64."""
     for machine in _gpus():

@@ -17,6 +17,7 @@ def _shape(machine: str, ranks: int = 2) -> GroupShape:
     return group_shape(load_topology(machine), tuple(range(ranks)))
 
 
+@pytest.mark.no_cover
 @given(clock=st.floats(min_value=0.8e9, max_value=3e9), factor=st.floats(min_value=1.05, max_value=2.0))
 def test_a_faster_clock_shortens_the_floor_by_as_much(clock: float, factor: float) -> None:
     shape = msgspec.structs.replace(_shape("dgx-h100"), clock=clock)

@@ -22,6 +22,7 @@ def seconds(name: str, expression: str, *edits: str, size: int = 1 << 30) -> flo
     return best(name, size, whole(expression, *edits)).seconds
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("other", ["dgx-a100", "rtx-4090-x8", "h100-pcie-x8", "a100-x4-nvlink"])
 def test_the_order_of_machines_changes_nothing(name: str, other: str) -> None:
@@ -38,6 +39,7 @@ def test_a_slow_machine_among_fast_ones_sets_the_pace(name: str, other: str) -> 
     assert seconds(name, f"3x dgx-h100 + {other}") > 1.5 * seconds(name, "4x dgx-h100")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("what", ["nic:n{}/nic0", "nvswitch:n{}/2"])
 def test_a_failure_costs_the_same_on_any_node(name: str, what: str) -> None:
@@ -46,6 +48,7 @@ def test_a_failure_costs_the_same_on_any_node(name: str, what: str) -> None:
     assert min(hurt) > 1.05 * sound or (name == "all_to_all" and "nvswitch" in what)  # the NICs are its bottleneck
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("machine", ["dgx-a100", "dgx-h100"])
 @pytest.mark.parametrize("name", OPS)
 def test_a_gpu_without_its_nvlinks_is_missed_whichever_it_is(name: str, machine: str) -> None:

@@ -109,6 +109,7 @@ def test_the_table_refuses_what_is_not_there(change: dict, error: type[Exception
         collective_table(**({"name": "all_reduce", "largest": "1 MiB", "on": "dgx-h100", "ranks": None} | change))
 
 
+@pytest.mark.no_cover
 @settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(["dgx-h100", "dgx-a100", "dgx-b200", "dgx1-v100", "gb300-nvl72", "mi300x-x8", "rtx-pro-6000-x8", "rtx-3090-x2"]),
@@ -203,6 +204,7 @@ def test_a_narrow_spine_binds_rings_and_its_flow_fits_the_cable(name: str) -> No
     assert collective_cost(name, 1 << 32, inside, whole).seconds == collective_cost(name, 1 << 32, inside, narrow).seconds
 
 
+@pytest.mark.no_cover
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["2x dgx-h100", "2x dgx-a100", "2x aws-p5", "rtx-pro-6000-x8"]),

@@ -26,6 +26,7 @@ def _rates(costs: list[Cost], topology: Topology) -> list[float]:
     return [found[flow] for flow in flows]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("machine", [name for name in machines() if name != "cpu-host"])
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_alone_a_collective_fits_its_links_on_every_machine(machine: str, nodes: int) -> None:
@@ -49,6 +50,7 @@ def test_two_equal_groups_over_one_uplink_get_half_each(machine: str, name: str)
     assert _rates([cost, cost], topology) == pytest.approx([0.5, 0.5], rel=0.01)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([*_CLUSTERS, "dgx-h100", "dgx-b200", "dgx1-v100", "mi300x-x8", "rtx-pro-6000-x8"]),

@@ -100,6 +100,7 @@ def test_a_rank_that_stands_for_others_has_their_clock(schedule: str) -> None:
     assert folded == pytest.approx(apart, rel=1e-9)
 
 
+@pytest.mark.no_cover
 def test_a_sweep_prices_layers_at_each_pipelines_clock() -> None:
     """Pipelines of equal worlds whose layers are lowered alike, one after the other: as fast as each by itself."""
 

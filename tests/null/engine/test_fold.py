@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -57,6 +58,7 @@ def spmd(mesh: Mesh, work: list[float], stages: bool = True) -> tuple[Program, d
     return Program("spmd", "cuda", mesh, segments, roles, role_of, 2), costs
 
 
+@pytest.mark.no_cover
 @settings(max_examples=60, deadline=None)
 @given(sizes, sizes, sizes, sizes, st.lists(seconds, min_size=1, max_size=3), st.floats(1.0, 1.5))
 def test_folded_equals_unfolded(pp: int, replicate: int, shard: int, tp: int, work: list[float], slow: float) -> None:
@@ -101,6 +103,7 @@ def ring(ways: int, slow: set[int]) -> tuple[Program, dict[str, Cost | float]]:
     return Program("ring", "cuda", mesh, {"even": ops, "slow": slowly}, roles, role_of, 2), costs
 
 
+@pytest.mark.no_cover
 @given(st.integers(1, 7), st.sets(st.integers(0, 6)))
 def test_rings_around_slow_ranks_fold_to_the_same_time(ways: int, slow: set[int]) -> None:
     program, costs = ring(ways, slow)
@@ -137,6 +140,7 @@ class Hops(TablePricer):
         return Cost(self.hops[source // 2])
 
 
+@pytest.mark.no_cover
 @settings(max_examples=60, deadline=None)
 @given(st.lists(seconds, min_size=2, max_size=5), st.integers(1, 4), seconds)
 def test_a_folded_ring_waits_for_its_slowest_hop(hops: list[float], rounds: int, work: float) -> None:

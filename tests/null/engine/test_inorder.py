@@ -58,6 +58,7 @@ def _left_out(made: Program, pricer: Pricer) -> float:
     return sum(asides)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=300, deadline=None)
 @given(st.lists(piece, min_size=1, max_size=8), st.integers(1, 3), st.floats(1.0, 2.0), st.booleans())
 def test_drawn_programs_take_the_same_time_in_program_order(pieces: Pieces, ranks: int, slow: float, quiet: bool) -> None:
@@ -120,6 +121,7 @@ class _Boundless(dict[str, float]):
         return math.inf
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("parallel", PLANS, ids=lambda parallel: " ".join(f"{key}={value}" for key, value in parallel.items()))
 def test_plans_take_the_same_time_in_program_order(parallel: dict[str, int | str]) -> None:
     """As a sweep ranks them: equal layers shared, each of them one op."""

@@ -23,6 +23,7 @@ def _predicted(data: dict[str, Any], fold: bool = True, on: str = "dgx-h100") ->
     return predict(plan, on, fold=fold).step_time_s
 
 
+@pytest.mark.no_cover
 @settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from([1, 2, 5, 40]),

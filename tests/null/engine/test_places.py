@@ -35,6 +35,7 @@ def _by_stage(mesh: Mesh, axes: tuple[str, ...] = ()) -> Program:
     )
 
 
+@pytest.mark.no_cover
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(CLUSTERS),
@@ -143,6 +144,7 @@ def test_groups_that_share_a_nic_with_others_that_are_not_simulated(on: str, spl
     assert quick == pytest.approx(whole, rel=5e-3), "condensed"
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("mode", ["sharded", "async"])
 def test_the_rank_alone_on_its_switch(mode: str) -> None:
     """Seven of eight: three share the second socket's memory, four the first's."""

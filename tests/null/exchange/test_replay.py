@@ -76,6 +76,7 @@ def test_input_workers_are_left_out_and_servers_refused(tmp_path: Path) -> None:
         export_plan(bind(BASE | split | {"update": {"mode": "async"}}, "dgx-h100"), tmp_path)
 
 
+@pytest.mark.no_cover
 def test_a_slower_network_slows_a_trace(tmp_path: Path) -> None:
     out = export_plan(bind(BASE | {"parallel": {"dp_replicate": 2}, "batch": {"global": 2, "micro": 1}}, "dgx-h100"), tmp_path)
     fast = replay(out.prefix, "dgx-h100").seconds

@@ -47,6 +47,7 @@ def test_a_trace_reads_back(tmp_path: Path) -> None:
     assert all(s.seconds == pytest.approx(before[s.id], abs=2e-9) for s in again.spans if s.id in found)
 
 
+@pytest.mark.no_cover
 def test_a_trace_reads_back_with_all_that_figures_need(tmp_path: Path) -> None:
     """Breakdown, step times, reported step, weights, waits, launches and memory are those of the trace that was written."""
     found = predict("gpt2-ddp8", "dgx-h100").trace
@@ -113,6 +114,7 @@ def test_traces_that_are_too_large_are_refused(name: str, tmp_path: Path, monkey
         read_trace(tmp_path / name)
 
 
+@pytest.mark.no_cover
 def test_hta_loads_a_prediction_and_finds_the_overlap(tmp_path: Path) -> None:
     hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
     trace = two_ranks()

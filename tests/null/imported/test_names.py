@@ -70,6 +70,7 @@ def by_name(span: Span) -> Span:
     return msgspec.structs.replace(span, cls=told(span.cls), source="measured")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("plan", "on"), [("gpt2-ddp8", "dgx-h100"), ("resnet50-ddp8", "dgx-a100"), ("mixtral-8x7b-64", "8x dgx-h100")])
 def test_a_step_that_went_as_predicted_has_no_class_that_is_off(plan: str, on: str) -> None:
     """Kernels and copies of the devices alone, with only the classes that names tell."""
@@ -87,6 +88,7 @@ def test_a_step_that_went_as_predicted_has_no_class_that_is_off(plan: str, on: s
         assert row.predicted == pytest.approx(row.measured, rel=1e-6), row.cls
 
 
+@pytest.mark.no_cover
 def test_messages_of_a_trace_that_tells_no_waits_hold_them() -> None:
     """NCCL's kernels spin until their peers have come, and profilers time them from their begin."""
     plan = {"model": "gpt2-124m", "batch": {"global": 8, "micro": 1}, "parallel": {"pp": 4}}
@@ -122,6 +124,7 @@ def test_a_step_that_went_as_predicted_goes_where_it_was_predicted(plan: dict[st
     assert told_all == same == asdict(breakdown(found))
 
 
+@pytest.mark.no_cover
 def test_a_prediction_s_own_file_goes_where_it_goes(tmp_path: Path) -> None:
     """Files hold no waits between lanes, without which some of a bubble is a host's gap."""
     found = predict({"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 8, "micro": 1}, "parallel": {"pp": 4}}, "dgx-h100").trace

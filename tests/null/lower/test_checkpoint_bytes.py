@@ -32,6 +32,7 @@ def stored(program: Program) -> int:
     return sum(op.bytes for ops in of_a_step(program, "output/write") for op in ops)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("mode", ["full", "sharded", "async"])
 @pytest.mark.parametrize(
     "parallel",

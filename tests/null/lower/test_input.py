@@ -76,6 +76,7 @@ def test_who_loads_copies_the_batch(workers: int, pinned: bool, copies: int) -> 
     assert step == pytest.approx(made + (0.025 if not (workers or pinned) else 0.0), rel=0.02)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("framework", "readers"), [("megatron-core", 1), ("megatron-2021", 1), ("torchtitan", 4), ("pytorch", 4)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_one_rank_of_a_group_reads_for_all_or_each_does(framework: str, readers: int, workers: int) -> None:

@@ -79,6 +79,7 @@ def test_a_tied_model_has_one_copy_for_head_and_module() -> None:
     assert sizes[0] == sizes[1] == [4 * TABLE] * 2
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "parallel",
     [

@@ -112,6 +112,7 @@ def test_few_ranks_are_not_worth_it() -> None:
     assert _stand_ins(setting) == list(range(16))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("how", ["spread", "compact"])
 @pytest.mark.parametrize("edits", [("oversubscription=4",), ("oversubscription=4", "slow=r9:0.5"), ("spines=1",)])
 def test_groups_that_meet_on_a_cable_are_told_apart(how: str, edits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +141,7 @@ def test_groups_that_meet_on_a_cable_are_told_apart(how: str, edits: tuple[str, 
     assert found == pytest.approx(beside.steps_beside(pairs, [4, 4]), rel=1e-9)
 
 
+@pytest.mark.no_cover
 def test_flows_that_share_a_cable_are_all_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas of two nodes each, two below one leaf: they meet on its cables, and must be seen to; those below other leaves are as they are."""
     setting = bind(BASE | {"parallel": {"dp_shard": 16, "dp_replicate": 2, "zero": 3}, "batch": {"global": 96, "micro": 3}}, "32x dgx-h100",

@@ -26,6 +26,7 @@ def test_no_usual_fault_makes_the_step_faster() -> None:
     assert str(found).count("\n") == len(found.rows) + 1
 
 
+@pytest.mark.no_cover
 def test_a_flapping_nic_is_the_mean_by_time() -> None:
     nics = ("fail=nic:n0/nic0", "flap=nic:n0/nic0:0.25", "flap=nic:n0/nic0:0", "flap=nic:n0/nic0:1")
     down, half, never, always = faults(PLAN, WIDE, nics, edits=(*EDITS, "nic.rate=5 Gbit/s")).rows
@@ -35,6 +36,7 @@ def test_a_flapping_nic_is_the_mean_by_time() -> None:
     assert always.slowdown == pytest.approx(down.slowdown)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("machine", ["aws-p4d", "gcp-a2", "dgx-h100"])
 def test_a_nic_is_full_once_however_many_gpus_share_it(machine: str) -> None:
     """Two GPUs of a p4d share each NIC, all eight of an a2 the only one; a GPU whose NIC is down takes another's. The step is what `predict` says."""
@@ -46,6 +48,7 @@ def test_a_nic_is_full_once_however_many_gpus_share_it(machine: str) -> None:
     assert found.rows[0].step_time_s == pytest.approx(predict(plan, on, edits=(*slow, fault)).step_time_s, rel=1e-6)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("machine", ["aws-p4d", "gcp-a2", "dgx-h100"])
 def test_uplinks_carry_what_nics_send_however_many_gpus_share_one(machine: str) -> None:
     """Half of the rate above the leaves is a network at half of its rate, nearly: not a quarter with two GPUs to a NIC, a sixteenth with eight."""
@@ -93,6 +96,7 @@ def test_a_slow_gpu_costs_its_own_factor_where_compute_decides(speed: float) -> 
     assert row.slowdown == pytest.approx(1 / speed, rel=0.03)
 
 
+@pytest.mark.no_cover
 def test_one_fault_may_be_given_alone() -> None:
     assert faults(PLAN, WIDE, "slow=r0:0.8", edits=EDITS) == faults(PLAN, WIDE, ("slow=r0:0.8",), edits=EDITS)
 
@@ -129,6 +133,7 @@ def test_steps_are_counted_when_launches_have_lost_their_lead() -> None:
     assert faults(plan, "dgx-h100", ("slow=r0:1",)).step_time_s == pytest.approx(alone.step_time_s, rel=1e-6)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("every", [2, 3, 10])
 def test_the_step_after_an_averaging_one_is_no_other(every: int) -> None:
     """While ranks average, their threads prepare the next step, which is shorter for it."""

@@ -67,6 +67,7 @@ def _sides(found: Study, kind: str) -> tuple[float, float]:
     return (again[0] / found.step - 1) / SMALL, (1 - again[1] / found.step) / SMALL
 
 
+@pytest.mark.no_cover
 def test_it_sums_to_the_step(case: Study) -> None:
     assert case.gradient.total == pytest.approx(case.step, rel=1e-9)
     assert sum(case.owed().values()) == pytest.approx(1.0, rel=1e-6)
@@ -79,6 +80,7 @@ def test_small_changes_do_what_the_path_says(case: Study) -> None:
             assert _between(-share, *_sides(case, kind)), kind
 
 
+@pytest.mark.no_cover
 def test_faster_links_do_what_the_path_says(case: Study) -> None:
     setting, program = case.setting, case.program
     for kind in link_kinds(setting.topology):
@@ -111,6 +113,7 @@ def test_an_explanation_prints_and_is_plain(case: Study) -> None:
     assert plain["step_time_s"] == pytest.approx(case.step)
 
 
+@pytest.mark.no_cover
 def test_attention_that_is_written_out_is_bound_by_memory() -> None:
     """Its products take less time than the masks and the softmax between them, though all are one op; flash is what helps."""
     plan = BASE | {"parallel": {"dp_replicate": 4}, "batch": {"global": 64, "micro": 16}, "attention": "math"}
@@ -119,6 +122,7 @@ def test_attention_that_is_written_out_is_bound_by_memory() -> None:
     assert found.changes[0].overrides == ("attention=flash",) and found.changes[0].gain > 0.2
 
 
+@pytest.mark.no_cover
 def test_nothing_made_faster_is_the_step_itself(case: Study) -> None:
     """Also where kernels say themselves how much a collective beside them slows them."""
     assert step_time(simulate(case.program, Scaled(case.pricer, "nothing", 2.0), True, case.setting.foldable)) == case.step

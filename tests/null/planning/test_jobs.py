@@ -33,6 +33,7 @@ def study(uplink: float, places: str | Sequence[Sequence[int]] = CROSSED) -> Job
     return jobs([PLAN, PLAN], CLUSTER, [places], edits=(*EDITS, f"link.spine.rate={uplink} Gbit/s"))
 
 
+@pytest.mark.no_cover
 def test_two_jobs_on_one_uplink_get_half_each() -> None:
     first, second = study(1.0).rows
     half = study(0.5).rows[0]
@@ -42,6 +43,7 @@ def test_two_jobs_on_one_uplink_get_half_each() -> None:
     assert first.slowdown > 1.5
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("node", ["rtx-4090-x8", "aws-p4d", "dgx-h100"])
 def test_a_job_that_is_spread_takes_as_long_as_on_a_cluster_of_its_own(node: str) -> None:
     """Four GPUs on each of two nodes, one, two or four NICs there. (GPUs that share a NIC filled it once each: up to three times as long.)"""
@@ -50,11 +52,13 @@ def test_a_job_that_is_spread_takes_as_long_as_on_a_cluster_of_its_own(node: str
     assert found.alone_s == pytest.approx(predict(plan, f"2x {node}:4").step_time_s, rel=1e-6)
 
 
+@pytest.mark.no_cover
 def test_jobs_on_a_fabric_that_blocks_nothing_do_not_disturb_each_other() -> None:
     assert [row.slowdown for row in study(2.0).rows] == pytest.approx([1.0, 1.0], rel=1e-6)
     assert [row.slowdown for row in study(1.0, "compact").rows] == pytest.approx([1.0, 1.0], rel=1e-6)  # each below its own leaf
 
 
+@pytest.mark.no_cover
 def test_wider_uplinks_never_slow() -> None:
     times = [study(rate).rows[0].together_s for rate in (0.25, 0.5, 1.0, 1.5, 2.0, 4.0)]
     assert all(later <= sooner * (1 + 1e-9) for sooner, later in pairwise(times))
@@ -110,6 +114,7 @@ def test_jobs_that_need_more_ranks_than_there_are() -> None:
         jobs([PLAN, PLAN, PLAN], CLUSTER, edits=EDITS)
 
 
+@pytest.mark.no_cover
 def test_one_placement_may_be_given_alone() -> None:
     alone, both = jobs([PLAN, PLAN], CLUSTER, "spread", edits=EDITS), jobs([PLAN, PLAN], CLUSTER, [], edits=EDITS)
     assert alone == jobs([PLAN, PLAN], CLUSTER, ["spread"], edits=EDITS)
@@ -151,6 +156,7 @@ def test_local_updates_are_taken_over_their_period(every: int) -> None:
     assert [row.alone_s for row in rows] == pytest.approx([predict(plan, "2x dgx-h100:2").step_time_s] * 2, rel=1e-6)
 
 
+@pytest.mark.no_cover
 def test_who_seldom_averages_seldom_disturbs() -> None:
     """What a neighbour loses to averaging goes by the share of the time that it takes: all of it at first, in the end nothing. Two such jobs
     hardly meet."""
@@ -173,6 +179,7 @@ def test_an_asynchronous_job_goes_at_the_pace_of_all_its_ranks(noise: str) -> No
     assert first.alone_s == pytest.approx(second.alone_s) and first.slowdown == pytest.approx(1.0, rel=0.01)
 
 
+@pytest.mark.no_cover
 def test_output_is_each_jobs_own() -> None:
     loud = load_plan(PLAN, ("output.log_every=1", "output.checkpoint_every=10"))
     rows = jobs([loud, PLAN], "2x dgx-h100:2", ["compact"]).rows
@@ -198,6 +205,7 @@ def reading(ranks: int, sample: str, source: str = "disk") -> dict[str, Any]:
     return {"model": "gpt2-124m", "seq_len": 1024, "batch": batch, "parallel": {"dp_replicate": ranks}, "data": data}
 
 
+@pytest.mark.no_cover
 def test_loaders_of_two_jobs_share_a_disk_as_those_of_one() -> None:
     """Half of a node's GPUs each: a step takes what it takes on all of them, from which the disk or the store is as far away."""
     for on, ranks, source, edits in (
@@ -210,6 +218,7 @@ def test_loaders_of_two_jobs_share_a_disk_as_those_of_one() -> None:
         assert found[0].slowdown > 1.5
 
 
+@pytest.mark.no_cover
 def test_loaders_that_ask_for_little_get_it() -> None:
     """Max-min fair: who needs a fortieth of the disk is not slowed by who would have all of it, whichever comes first."""
     much, little = (load_plan(reading(4, sample)) for sample in ("64 MiB", "1 MiB"))
@@ -221,6 +230,7 @@ def test_loaders_that_ask_for_little_get_it() -> None:
     assert [row.together_s for row in swapped] == pytest.approx([other.together_s, one.together_s], rel=1e-6)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("sample", ["64 MiB", "16 MiB", "1 MiB"])
 def test_a_thread_that_reads_itself_shares_the_disk_with_loaders(sample: str) -> None:
     """Four threads beside sixteen processes that would have all of the disk: each gets a twentieth at least, and no more is read than there is."""

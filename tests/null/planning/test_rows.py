@@ -83,6 +83,7 @@ def test_the_best_of_several_clusters_is_printed_first(
     assert said["rows"][0]["step_time_s"] > said["rows"][1]["step_time_s"]
 
 
+@pytest.mark.no_cover
 def test_plans_of_a_deeper_model_are_put_aside_by_plans_of_their_own_alone(tmp_path: Path) -> None:
     """A shallower model or shorter sequences take less time and memory for a sample, and train something else."""
     space = parse_space("model.layers=2,12 seq_len=128,256 micro=1,2,4,8 recompute=none,full zero=0,3")
@@ -137,6 +138,7 @@ def test_other_prices_change_what_was_kept(tmp_path: Path) -> None:
     assert all(row.cost == pytest.approx(2 * costs[row.key]) for row in again.feasible if row.key in costs)
 
 
+@pytest.mark.no_cover
 def test_each_sweep_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = PLAN

@@ -75,6 +75,7 @@ def test_a_sweep_ranks_what_hosts_keep_by_what_their_ranks_share(more: dict[str,
     assert screened(bind(load_plan(plan), on)) == pytest.approx(predict(plan, on).step_time_s, rel=1e-3)
 
 
+@pytest.mark.no_cover
 def test_a_sweep_finds_the_best_plan_whatever_its_checkpoints_cost(tmp_path: Path) -> None:
     """Every second step is a checkpoint's: as fast as the best is what is so without them, and with them when simulated whole."""
     plan = load_plan(GPT | {"batch": {"micro": 1, "global": 64}, "output": {"checkpoint_every": 2, "checkpoint_mode": "full"}})
@@ -125,6 +126,7 @@ def test_a_slow_asynchronous_rank_costs_its_own_share_alone() -> None:
     assert faults(plan, "dgx-h100", ("slow=r3:0.5",)).rows[0].slowdown == pytest.approx(8 / 7, rel=0.05)
 
 
+@pytest.mark.no_cover
 def test_a_spread_simulates_no_more_than_what_varies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that is always slow is one factor beside the sound one; nine points lie along what varies, five where both do. Where boards are
     drawn, the step that `predict` says is none of them: one more."""

@@ -18,6 +18,7 @@ from topologies.errors import BadInput
 BASE = {"model": "gpt2-124m", "seq_len": 256, "batch": {"micro": 2, "global": 64}, "parallel": {"dp_shard": 8, "zero": 3}}
 
 
+@pytest.mark.no_cover
 def test_strong_scaling_keeps_the_batch_and_weak_grows_it() -> None:
     plan = load_plan(BASE)
     strong, weak = (scaling(plan, "dgx-h100", (8, 16, 24), 1e9, weak=weak) for weak in (False, True))
@@ -39,6 +40,7 @@ def test_a_run_of_seconds_is_no_run_of_no_time() -> None:
         smallest(plan, "dgx-h100", 1e6, 1e-9, most=16)
 
 
+@pytest.mark.no_cover
 def test_replicas_grow_where_the_plan_replicates() -> None:
     tree = BASE | {"parallel": {"dp_replicate": 4, "tp": 2}}
     assert [one.gpus for one in scaling(load_plan(tree), "dgx-h100", (3, 8, 16), 1e9)] == [8, 16]
@@ -51,6 +53,7 @@ def test_sizes_with_too_few_microbatches_for_the_schedule_are_left_out() -> None
     assert [one.gpus for one in scaling(load_plan(tree), "dgx-h100", (8, 16, 32), 1e9)] == [8, 16], "32 GPUs: 4 micro-batches, not 8"
 
 
+@pytest.mark.no_cover
 def test_sizes_that_lack_what_an_edit_names_are_left_out() -> None:
     found = scaling(load_plan(BASE), "dgx-h100", (8, 16), 1e9, edits=("fail=nic:n1/nic0",))
     assert [one.gpus for one in found] == [16]
@@ -117,6 +120,7 @@ def test_a_job_that_waits_for_a_node_takes_less_power_than_one_that_trains() -> 
     assert limit * (0.1 + 0.85 * 0.5) * waiting.elapsed_s < waiting.energy_j < limit * 0.85 * 1.5 * waiting.elapsed_s * 0.8
 
 
+@pytest.mark.no_cover
 def test_days_have_the_interval_of_the_step() -> None:
     plan = load_plan(BASE)
     found = capacity(plan, "dgx-h100", 1e11)
@@ -125,6 +129,7 @@ def test_days_have_the_interval_of_the_step() -> None:
     assert f"80 %: {low:,.2f} to {high:,.2f}" in str(found)
 
 
+@pytest.mark.no_cover
 def test_a_cluster_stands_for_its_kind_of_node() -> None:
     """Of the same machines there may be fewer or more; sizes hold whole tp x pp x cp."""
     plan = load_plan(BASE)
@@ -142,6 +147,7 @@ def test_no_cluster_for_a_model_that_fits_nowhere() -> None:
         smallest(whole, "dgx-h100", 1e9, 30.0, most=16)
 
 
+@pytest.mark.no_cover
 def test_sizes_on_which_the_job_fails_faster_than_it_makes_progress_are_left_out() -> None:
     plan, how = load_plan(BASE), Reliability(mtbf_gpu=4800.0, restart=4800.0)  # no failure during a restart: e^-8 on 8 GPUs, e^-16 on 16
     assert [one.gpus for one in scaling(plan, "dgx-h100", (8, 16), 1e9, how=how)] == [8]

@@ -46,6 +46,7 @@ def test_a_space_without_a_plan_that_fits_says_what_came_closest(tmp_path: Path)
         sweeping.sweep(big, parse_space("micro=1,2"), "dgx-h100", tmp_path / "b.sqlite")
 
 
+@pytest.mark.no_cover
 def test_an_explanation_names_what_bounds_the_step() -> None:
     found = explain(bind(PLAN, "dgx-h100"), tries=4)
     assert found.sensitivities[0].infinitely_fast < found.step_time_s
@@ -74,6 +75,7 @@ def test_capacity_is_steps_times_seconds_and_money_is_hours_times_price(tmp_path
         load_prices(prices)
 
 
+@pytest.mark.no_cover
 def test_how_often_the_plan_saves_does_not_matter() -> None:
     """Checkpoints of the best interval wait for none before, whatever those of the plan do."""
     plan = {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"micro": 4, "global": 32}, "parallel": {"dp_replicate": 8}}
@@ -83,6 +85,7 @@ def test_how_often_the_plan_saves_does_not_matter() -> None:
     assert tries[1].checkpoint_interval_s == pytest.approx(tries[2].checkpoint_interval_s, rel=1e-6)
 
 
+@pytest.mark.no_cover
 def test_asynchronous_checkpoints_come_as_often_as_they_can_be_written() -> None:
     """Their stall is a moment's; what the store takes for a copy of the state is not."""
     plan = {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"micro": 4, "global": 32}, "parallel": {"dp_replicate": 8}}
@@ -109,6 +112,7 @@ def test_checkpoints_that_loaders_make_up_for_cost_what_their_steps_do(preproces
     assert found.elapsed_s == pytest.approx(found.steps * rhythm + lost, rel=5e-3)
 
 
+@pytest.mark.no_cover
 def test_an_unsaid_checkpoint_holds_one_copy_of_the_state() -> None:
     """At 1 GB/s a GPU: what replicas have in common is written once, what is frozen is not."""
     for name in ("gpt2-ddp8", "llama2-70b-lora"):

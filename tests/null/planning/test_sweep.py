@@ -180,6 +180,7 @@ def test_a_killed_sweep_goes_on_where_it_was(resumed: Resumed) -> None:
     assert {row.key for row in ranked[:5]} == split
 
 
+@pytest.mark.no_cover
 def test_a_sweep_killed_while_it_confirmed_confirms_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All plans were simulated in short, and nothing of the front whole."""
     file, space = tmp_path / "s.sqlite", parse_space("tp=4 pp=1 zero=1 micro=1,2,4 gpus=16")
@@ -209,6 +210,7 @@ def test_a_sweep_that_goes_on_simulates_what_is_asked_for_now(tmp_path: Path) ->
     assert whole.best == first.best
 
 
+@pytest.mark.no_cover
 def test_a_machine_s_file_is_read_anew_by_each_sweep(tmp_path: Path) -> None:
     machine, steps = tmp_path / "ours.toml", list[float | None]()
     for at, node in enumerate(("dgx-h100", "dgx-a100")):
@@ -271,6 +273,7 @@ def test_a_sweep_of_which_nothing_ran_leaves_no_file(tmp_path: Path) -> None:
         sweep(base(), parse_space("micro=1"), load_topology("dgx-h100"), file)  # type: ignore[arg-type]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("mode", ["local", "async"])
 def test_a_plan_whose_steps_differ_has_one_step_however_it_is_named(mode: str, tmp_path: Path) -> None:
     """In short, whole and by class it is the one that `predict` says."""

@@ -32,6 +32,7 @@ def test_equal_links_have_one_name(link: str, group: str) -> None:
     assert group_of(link) == group
 
 
+@pytest.mark.no_cover
 def test_what_goes_into_the_switch_comes_out() -> None:
     _, _, found = uses({"dp_shard": 8, "zero": 3}, "dgx-h100")
     out, back = found["n0: gpu > nvswitch"], found["n0: nvswitch > gpu"]

@@ -27,6 +27,7 @@ def lanes(draw: st.DrawFn) -> list[Span]:
     return spans
 
 
+@pytest.mark.no_cover
 @given(lanes(), st.integers(1, 40), st.floats(0, 1e-4))
 def test_merging_ends_keeps_the_ends_and_loses_no_second(spans: list[Span], most: int, pixel: float) -> None:
     found = merge(spans, pixel or 1e-9, most)
@@ -45,6 +46,7 @@ def test_a_pixel_that_is_nearly_nothing_grows_all_the_same() -> None:
     assert parts(merge(spans, 5e-324, 4)) <= 4
 
 
+@pytest.mark.no_cover
 @given(lanes(), st.integers(1, 40))
 def test_a_bar_is_stacked_of_the_classes_in_it(spans: list[Span], most: int) -> None:
     """No class is drawn where none of its ops is, and none of a fiftieth of a bar or more is left out."""

@@ -62,6 +62,7 @@ def test_what_has_a_name_can_be_written_down(name: str, chunks: int) -> None:
         ]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("name", "chunks"), [("interleaved", 2), ("zb-h1", 1), ("zb-v", 1), ("looped-bfs", 2)])
 def test_it_takes_the_time_and_the_memory_of_the_one_with_a_name(tmp_path: Path, name: str, chunks: int) -> None:
     file = written(tmp_path, name, chunks=chunks)

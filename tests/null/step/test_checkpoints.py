@@ -38,6 +38,7 @@ def test_a_period_is_its_steps_or_the_writing_and_the_copy() -> None:
     assert step(1) == pytest.approx(step(1, "sharded"), rel=0.25), "nothing is gained where the disk is the bottleneck"
 
 
+@pytest.mark.no_cover
 def test_rounds_of_steps_take_what_their_mean_says() -> None:
     """Checkpoints of every second step, simulated as they come."""
     setting = bind(
@@ -50,6 +51,7 @@ def test_rounds_of_steps_take_what_their_mean_says() -> None:
     assert host == pytest.approx([found] * 2, rel=0.02)
 
 
+@pytest.mark.no_cover
 def test_what_is_waited_for_is_named() -> None:
     """The rest of the writing by itself, the copy by itself; together what checkpoints add."""
     output = {"checkpoint_every": 2, "checkpoint_mode": "async"}

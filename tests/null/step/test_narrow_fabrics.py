@@ -72,6 +72,7 @@ def test_groups_that_lie_on_their_nodes_otherwise_are_not_taken_for_alike(
     assert 1 < len(set(representatives(program, setting.places))) <= simulated
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "all_to_all"])
 @pytest.mark.parametrize("fabric", [("pod=4",), ("pod=4", "rails=1"), ("pod=1", "rails=1"), ("pod=3",)], ids=str)
 def test_less_above_is_never_faster(name: str, fabric: tuple[str, ...]) -> None:
@@ -111,6 +112,7 @@ def test_gpus_that_share_a_nic_fill_the_uplinks_once(on: str, ratio: float) -> N
     assert sums and all(span.end - span.start == pytest.approx(alone[span.bytes], rel=1e-6) for span in sums)
 
 
+@pytest.mark.no_cover
 def test_replicas_on_other_nodes_fill_the_same_uplinks() -> None:
     """Four nodes of a leaf, each in groups of its own over the other leaves: at 4 to 1 they share one uplink of each rail."""
     found = []

@@ -26,6 +26,7 @@ SLOW = ("link.nvlink.rate=110 GB/s",)
 """All-reduces and launches take about as long here: after three steps the device still works off its first."""
 
 
+@pytest.mark.no_cover
 def test_every_number_of_steps_says_the_same() -> None:
     found = [predict(PLAN, "dgx-h100", edits=SLOW, steps=steps).step_time_s for steps in (1, 2, 3, 5, 12)]
     assert found == pytest.approx([found[-1]] * 5, rel=1e-3)
@@ -39,11 +40,13 @@ def test_no_step_is_shorter_than_what_its_thread_spends() -> None:
     assert step_of(setting) == pytest.approx(whole(setting)) == pytest.approx(spent, rel=1e-2)
 
 
+@pytest.mark.no_cover
 def test_slower_links_make_no_step_shorter() -> None:
     times = [predict(PLAN, "dgx-h100", edits=(f"link.nvlink.rate={rate} GB/s",)).step_time_s for rate in (300, 200, 150, 110, 90, 70)]
     assert all(after >= before * (1 - 1e-3) for before, after in pairwise(times))
 
 
+@pytest.mark.no_cover
 def test_nothing_that_is_made_faster_lengthens_the_step() -> None:
     found = explain(bind(PLAN, "dgx-h100", SLOW), tries=0)
     assert found.sensitivities
@@ -82,6 +85,7 @@ def test_a_second_step_that_is_too_long_is_not_reported(on: str, workers: int) -
     assert whole(setting) == pytest.approx(mean, rel=1e-3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("hidden", "seq", "batch", "data"), [(1024, 1024, 32, ("memory", 2, "2 ms")), (1024, 256, 8, ("disk", 4, "8 ms"))])
 def test_a_look_at_the_loss_costs_what_settled_steps_with_and_without_it_differ_by(
     hidden: int, seq: int, batch: int, data: tuple[str, int, str]
@@ -143,6 +147,7 @@ def test_a_step_on_a_cpu_is_one_beside_which_the_store_of_batches_stays_as_it_is
 REPLICAS = {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"micro": 4, "global": 32}, "parallel": {"dp_replicate": 8}}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("rate", ["2.7 GB/s", "2.65 GB/s"])
 def test_steps_are_no_shorter_than_loaders_that_share_a_disk(rate: str) -> None:
     """Eight ranks read 4 samples of 50 MB each for a step; their store lasts for the simulated ones."""
@@ -162,6 +167,7 @@ def test_reading_on_the_training_thread_bounds_the_step() -> None:
     assert predict_setting(setting).step_time_s == pytest.approx(mean, rel=2e-3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("parallel", [{"dp_replicate": 8}, {"pp": 4, "virtual_stages": 2, "schedule": "interleaved"}])
 def test_the_first_step_is_none_that_is_reported(parallel: dict[str, object]) -> None:
     """It fills the input path and the pipeline, and DDP's buckets are others."""

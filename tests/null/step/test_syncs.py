@@ -61,6 +61,7 @@ SMALL = {"model": {"base": "gpt2-124m", "layers": 2}, "seq_len": 256, "parallel"
 EVERY = ("log_every", "item_every", "print_every", "sync_every")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("output", [(1, 1, 1, 1), (1, 1, 0, 0), (2, 0, 0, 2), (2, 3, 0, 0), (1, 0, 4, 2)], ids=str)
 @pytest.mark.parametrize("on", ["dgx-h100", "l40s-x8"])
 def test_what_comes_after_one_step_waits_for_the_device_together(on: str, output: tuple[int, ...]) -> None:

@@ -64,12 +64,14 @@ def test_an_op_is_read_back(op: object) -> None:
     assert parse_op(line) == op
 
 
+@pytest.mark.no_cover
 @settings(max_examples=60, deadline=None)
 @given(programs())
 def test_a_program_is_read_back(program: Program) -> None:
     assert parse_program(show_program(program)) == program
 
 
+@pytest.mark.no_cover
 @settings(max_examples=30, deadline=None)
 @given(programs())
 def test_a_saved_program_is_loaded(tmp_path_factory: pytest.TempPathFactory, program: Program) -> None:

@@ -26,6 +26,7 @@ def test_unreadable_expressions(text: str) -> None:
         load_topology(text)
 
 
+@pytest.mark.no_cover
 @given(st.text(max_size=30))
 def test_any_text_is_a_topology_or_a_clear_error(text: str) -> None:
     try:

@@ -141,6 +141,7 @@ NAMES = (
 FOUND: dict[str, Topology] = {}
 
 
+@pytest.mark.no_cover
 @settings(deadline=None)
 @given(name=st.sampled_from(NAMES), a=st.integers(0, 10**6), b=st.integers(0, 10**6))
 def test_every_path_is_a_chain_of_known_links(name: str, a: int, b: int) -> None:

@@ -202,6 +202,7 @@ def test_a_pipeline_with_one_message_lost_is_refused(rank: int) -> None:
             assert re.match(r"(send|recv|role)", breach(replace(whole, roles=whole.roles | {name: role})))
 
 
+@pytest.mark.no_cover
 def test_a_long_program_needs_no_deep_stack() -> None:
     """Thousands of messages that let each other go on, one by one."""
     first, second = [send(), recv(1)], [recv(), send(-1)]
