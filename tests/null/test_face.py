@@ -43,6 +43,7 @@ def test_all_that_is_offered_is_there_and_says_what_it_does() -> None:
     assert {"predict", "run", "compare", "sweep", "twin", "faults", "jobs", "spread", "plan", "Jitter"} <= set(steptwin.__all__)
 
 
+@pytest.mark.no_cover
 def test_jitter_is_at_hand_where_errors_name_it() -> None:
     with pytest.raises(steptwin.BadInput, match=r"write steptwin\.Jitter\(") as told:
         steptwin.spread(PLAN, "dgx-h100", 4, jitter=0.1)  # type: ignore[arg-type]

@@ -103,6 +103,7 @@ def test_an_idle_key_is_named_and_changes_no_figure(key: str) -> None:
     assert _figures(plan, _where(key)) == _figures(_without(plan, key), _where(key))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("said", ["data.stream=compute", "data.handover=synchronize", "data.handover=none", "data.pinned=false"])
 def test_a_cpu_hands_no_batch_over_to_a_device(said: str) -> None:
     """Not even into pinned memory, whoever loads."""

@@ -57,6 +57,7 @@ def test_a_matrix_of_nvidia_smi_is_kept(place: Path) -> None:
     assert set(files) == {"topology.toml", "machine-1.toml"} and "topo.txt" not in files["machine-1.toml"]
 
 
+@pytest.mark.no_cover
 def test_what_is_found_names_plan_and_machine() -> None:
     """A result says what it is of, whatever is asked."""
     changed = steptwin.topology("dgx-h100", *EDITS[:2])

@@ -30,6 +30,7 @@ def _crossing(trace: Trace) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("plan", "on"),
     [("copy-compute-overlap", "dgx-h100"), ("resnet50-ddp8", "dgx-a100"), ("gpt2-ddp8", "dgx-h100"), ("tiny-ddp", "cpu-host")],

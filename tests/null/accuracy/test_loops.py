@@ -62,6 +62,7 @@ def test_nvidia_s_loops_in_pytorch_wait_for_each_step(row_id: str, waits: Output
 NOTES = "heading path: FP32 & Use `torch.utils.data.DataLoader` > ResNet50 v1.5 batch_size = 128, worker=48"
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("gpus", "notes", "workers"),
     [

@@ -72,6 +72,7 @@ def test_it_is_what_the_writer_writes() -> None:
     assert names == (published.FOLDER / "published.toml").read_text("utf-8")
 
 
+@pytest.mark.no_cover
 def test_the_sample_is_fixed_and_spread() -> None:
     rows = published_rows()
     chosen = sample(60)

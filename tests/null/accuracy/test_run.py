@@ -31,6 +31,7 @@ def failing(case: Case) -> Found:
     raise ZeroDivisionError("division by zero")
 
 
+@pytest.mark.no_cover
 def test_processes_find_what_one_finds() -> None:
     one, two = (validate_training(None, workers, LIMIT, predict_seconds=quick) for workers in (1, 2))
     assert [o.row_id for o in one.outcomes] == [o.row_id for o in two.outcomes]
@@ -72,6 +73,7 @@ def test_only_some_rows_may_be_asked_for() -> None:
     assert all(one.row_id.endswith("0001") for one in found.outcomes)
 
 
+@pytest.mark.no_cover
 def test_tables_have_a_row_for_all_and_for_each_group() -> None:
     tables = step_tables(validate_training(None, 1, LIMIT, predict_seconds=predict_case))
     assert len(tables["published steps"]) == 1

@@ -204,6 +204,7 @@ def test_nothing_has_no_error() -> None:
     assert constant_mfu(()) == (0.0, summarise(()))
 
 
+@pytest.mark.no_cover
 def test_every_published_row_is_a_setting_or_has_a_reason() -> None:
     """Every thirtieth of them."""
     for one in published_rows()[::30]:

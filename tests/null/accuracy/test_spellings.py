@@ -257,6 +257,7 @@ def test_who_splits_sequences_has_fused_attention() -> None:
     assert said_no.plan.attention == "flash" and "attention written out: flash, for sequences are split" in said_no.assumed
 
 
+@pytest.mark.no_cover
 @given(st.sampled_from(("H100-SXM5-80GB", "A100-PCIE-40GB", "RTX 4090", "T4", "MI300X", "GB200")), st.sampled_from((1, 2, 4)))
 def test_more_samples_take_longer_on_every_board(gpu: str, micro: int) -> None:
     times = [

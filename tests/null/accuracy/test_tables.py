@@ -15,6 +15,7 @@ from sim.work import Gemm, MemoryBound
 from topologies.devices import gpu
 
 
+@pytest.mark.no_cover
 def test_peaks_of_what_was_allocated_are_within_the_target() -> None:
     table = {row["source"]: row for row in tables._peaks()}
     found = table["simumax-b200"]
@@ -31,6 +32,7 @@ def test_a_roofline_is_the_slower_of_units_and_memory() -> None:
     assert roofline_seconds([product, copy], a100) == pytest.approx(2 * 4096**3 / a100.flops["fp32"] + copy.bytes / a100.bandwidth)
 
 
+@pytest.mark.no_cover
 def test_what_ships_is_scored_where_the_measurements_are_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "validate_training", partial(validate_training, limit=4))
     told: list[str] = []

@@ -67,6 +67,7 @@ def test_files_without_the_columns_are_refused(tmp_path: Path) -> None:
         validate_collectives(_write(tmp_path / "x.csv", [("a", 1)], ("kind", "gpus")))
 
 
+@pytest.mark.no_cover
 def test_left_out_types_cost_more_and_the_parameters_come_back(tmp_path: Path) -> None:
     rows = [
         ("all_reduce", n, 1, gpu, gpu.lower(), size, 20.0 * n) for gpu in ("A100", "H100") for n in (2, 8) for size in (1 << 12, 1 << 22)

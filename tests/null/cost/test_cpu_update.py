@@ -40,6 +40,7 @@ def test_alone_the_cores_set_the_pace() -> None:
     assert update(1) == pytest.approx(ELEMENTS * NS, rel=1e-6)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("fold", [True, False])
 def test_where_there_are_fewer_cores_they_do(fold: bool) -> None:
     """The rate is that of 16 cores; here the node has eight."""
@@ -48,6 +49,7 @@ def test_where_there_are_fewer_cores_they_do(fold: bool) -> None:
     assert update(8, fold, few) == pytest.approx(8 * 2 * ELEMENTS * NS, rel=1e-6)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("fold", [True, False])
 def test_together_the_sockets_memory_does(fold: bool) -> None:
     """28 bytes of fp32 states and gradients and 2 of the parameters that go up, four ranks to a socket."""

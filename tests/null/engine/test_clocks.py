@@ -73,6 +73,7 @@ def drawn(pieces: Pieces, ranks: int, costs: dict[str, Cost | float]) -> Program
     return program(*threads, mesh=Mesh({"dp_replicate": ranks}), calls=3)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=300, deadline=None)
 @given(st.lists(piece, min_size=1, max_size=8), st.integers(1, 3), st.floats(1.0, 2.0), st.floats(3.0, 6.0))
 def test_clocks_equal_the_trace(pieces: Pieces, ranks: int, slow: float, capacity: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ seconds = st.floats(0.01, 5.0)
 layer = st.tuples(seconds, seconds, seconds, st.booleans())
 
 
+@pytest.mark.no_cover
 @settings(max_examples=120, deadline=None)
 @given(st.lists(layer, min_size=2, max_size=6), st.floats(0.0, 0.3), st.floats(1.0, 2.0), seconds)
 def test_condensed_equals_whole(layers: list[tuple[float, float, float, bool]], host: float, slow: float, final: float) -> None:

@@ -111,6 +111,7 @@ FORWARD: list[tuple[str, dict[str, Any], dict[str, int], int]] = [
 ]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("on", "shape", "split", "batch"), FORWARD, ids=["compute", "launches"])
 def test_stages_that_nothing_comes_back_to_run_into_the_next_step(
     on: str, shape: dict[str, int], split: dict[str, int], batch: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ seconds = st.floats(0.01, 10.0)
 kernels = st.lists(st.tuples(seconds, seconds, st.booleans()), min_size=1, max_size=12)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=150, deadline=None)
 @given(kernels, st.integers(0, 11), seconds, st.floats(1.0, 2.0))
 def test_fused_equals_unfused(drawn: list[tuple[float, float, bool]], at: int, comm: float, slow: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ drawn_flows = st.lists(st.tuples(st.floats(0.5, 8.0), st.sets(links, min_size=1,
 capacities = st.fixed_dictionaries({name: st.floats(1.0, 10.0) for name in "abcd"})
 
 
+@pytest.mark.no_cover
 @settings(max_examples=300, deadline=None)
 @given(drawn_flows, capacities)
 def test_rates_are_max_min_fair(drawn: list[tuple[float, set[str]]], capacity: dict[str, float]) -> None:
@@ -31,6 +33,7 @@ def test_rates_are_max_min_fair(drawn: list[tuple[float, set[str]]], capacity: d
             )
 
 
+@pytest.mark.no_cover
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.dictionaries(links, st.floats(0.5, 8.0), min_size=1, max_size=3), min_size=1, max_size=8), capacities)
 def test_rates_are_max_min_fair_where_links_carry_different_amounts(drawn: list[dict[str, float]], capacity: dict[str, float]) -> None:
@@ -49,6 +52,7 @@ def test_rates_are_max_min_fair_where_links_carry_different_amounts(drawn: list[
             )
 
 
+@pytest.mark.no_cover
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 5), st.floats(0.5, 8.0), st.sets(links, min_size=1)), min_size=1, max_size=8),

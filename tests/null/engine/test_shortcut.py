@@ -78,6 +78,7 @@ def test_short_programs_equal_condensed_ones(parallel: dict[str, Any], framework
     assert _apart(_setting(parallel, framework, memory, count), condensed=True) < (5e-4 if shares else 1e-9)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=8, deadline=None)
 @given(split, frameworks, memories)
 def test_without_data_parallelism_they_equal_the_whole_simulation(parallel: dict[str, Any], framework: str, memory: dict[str, Any]) -> None:

@@ -78,6 +78,7 @@ def _independent(path: Path) -> tuple[str, list[dict[str, Any]]]:
     return dict(_split(messages[0]))[1].decode(), nodes
 
 
+@pytest.mark.no_cover
 def test_another_reader_sees_the_same(exported: Exported) -> None:
     for rank in range(4):
         path = Path(f"{exported.prefix}.{rank}.et")

@@ -34,6 +34,7 @@ def test_one_gpu_has_no_plans_for_several_and_no_plan_needs_more_than_there_are(
     assert all(load_plan(tree).world == 1 for _, tree in single().values())
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plan_becomes_a_lawful_program(name: str) -> None:
     plan = PLANS[name]
@@ -65,6 +66,7 @@ def test_rows_that_matrix_units_do_not_take_are_one_plans_alone() -> None:
     assert odd == {"odd-vocabulary", "bert-base", "bert-large"}, "BERT's 30,522 words are an even number"
 
 
+@pytest.mark.no_cover
 def test_single_plans_fit_into_80_gb_as_they_are() -> None:
     for name in single():
         found = predict(PLANS[name], "dgx-h100", fold=True)

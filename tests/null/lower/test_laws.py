@@ -85,6 +85,7 @@ def test_programs_run_to_their_end_and_give_back_what_they_take(drawn: tuple[dic
         assert min(used for _, used in line) >= 0
 
 
+@pytest.mark.no_cover
 @settings(max_examples=60, deadline=None)
 @given(plans())
 def test_programs_keep_the_laws_and_ids_are_unique(drawn: tuple[dict[str, Any], Network, str]) -> None:

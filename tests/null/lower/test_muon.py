@@ -157,6 +157,7 @@ def test_a_model_without_matrices_is_refused() -> None:
     assert program({"optimizer": {"name": "muon"}, "task": "forward"}, network(1))
 
 
+@pytest.mark.no_cover
 def test_a_wider_matrix_costs_more_than_adamw_and_less_when_shared() -> None:
     def step(name: str, zero: int) -> float:
         split = {"dp_shard": 8, "zero": zero} if zero else {"dp_replicate": 8}

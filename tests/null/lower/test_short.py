@@ -58,6 +58,7 @@ def lowered(plan: dict[str, Any], net: Network, framework: str, short: Shortener
     return lower(load_plan({"model": "tiny", "precision": "fp32", **plan}), net, load_framework(framework), "cuda", 2, short)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=50, deadline=None)
 @given(plans(), st.booleans(), st.integers(1, 3))
 def test_short_programs_do_the_same_in_the_same_order(drawn: tuple[dict[str, Any], Network, str], coarse: bool, microbatches: int) -> None:

@@ -240,6 +240,7 @@ EXACT = {
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("name", "count"), EXACT.items())
 def test_published_counts(name: str, count: int) -> None:
     assert describe(load_model(name), shape_of(name), PLAIN).parameters == count

@@ -21,6 +21,7 @@ def _sweep(path: Path, **options: str):  # type: ignore[no-untyped-def]
     return sweep(base, parse_space(SPACE), "dgx-h100", path, **options)
 
 
+@pytest.mark.no_cover
 def test_dask_gives_the_same_rows(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed", reason='the extra "sweep" is not installed')
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None) as cluster:

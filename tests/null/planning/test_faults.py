@@ -18,6 +18,7 @@ WIDE = "2x dgx-h100"
 EDITS = ("ranks_per_node=4",)
 
 
+@pytest.mark.no_cover
 def test_no_usual_fault_makes_the_step_faster() -> None:
     found = faults(PLAN, WIDE, edits=EDITS)
     assert [row.fault for row in found.rows] == list(usual(load_topology(WIDE, EDITS)))
@@ -74,6 +75,7 @@ def test_usual_faults_are_of_parts_that_are_there(machine: str, found: set[str])
     assert nodes <= {"flap=nic:n0/nic0:0.1", "fail=nic:n0/nic0", "fail=spine:0"} and "fail=spine:0" in nodes
 
 
+@pytest.mark.no_cover
 def test_a_mesh_without_one_of_its_cables_is_no_faster() -> None:
     plan = load_plan(PLAN, ("batch.micro=1", "batch.global=8", "precision=fp16"))
     found = faults(plan, "dgx1-v100", ("fail=link:n0/gpu0-n0/gpu1", "fail=link:gpu0-gpu3"))
@@ -109,6 +111,7 @@ def test_what_cannot_fail_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch
         faults(PLAN, WIDE, ("slow=r0:0.8", fault), edits=EDITS)
 
 
+@pytest.mark.no_cover
 def test_a_fault_is_seen_wherever_it_is() -> None:
     near, far = faults(PLAN, WIDE, ("fail=nic:n0/nic0", "fail=nic:n1/nic0"), edits=(*EDITS, "nic.rate=5 Gbit/s")).rows
     assert near.slowdown > 1.01 and far.slowdown > 1.01

@@ -35,6 +35,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock))
 
 
+@pytest.mark.no_cover
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     ("study", "lines"),

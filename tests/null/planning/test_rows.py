@@ -48,6 +48,7 @@ def test_a_database_of_something_else_is_left_as_it_is(table: str, tmp_path: Pat
     assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.no_cover
 def test_a_file_that_is_damaged_beyond_its_first_pages_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "found.sqlite"
     space = parse_space("micro=1..8 recompute=none,selective,full zero=0,1,2,3 on=dgx-h100,dgx-a100,dgx-b200")

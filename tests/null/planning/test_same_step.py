@@ -88,6 +88,7 @@ def test_a_sweep_finds_the_best_plan_whatever_its_checkpoints_cost(tmp_path: Pat
         assert row.step_time == pytest.approx(steps[row.key], rel=1e-9) if row.whole else (row.step_time or 0.0) < steps[row.key]
 
 
+@pytest.mark.no_cover
 def test_what_output_adds_is_no_resources() -> None:
     quiet, loud = (explain(bind(load_plan(GPT | more), "dgx-h100")) for more in ({}, {"output": {"checkpoint_every": 2}}))
     added = loud.step_time_s - quiet.step_time_s

@@ -95,6 +95,7 @@ def test_all_of_a_small_space_is_what_a_sweep_finds(sampler: list[Sampler], tmp_
     assert said[-1] == f"12/100 points, {found.best.key}"
 
 
+@pytest.mark.no_cover
 def test_the_sampler_learns_what_every_point_is_worth(sampler: list[Sampler], tmp_path: Path) -> None:
     found = look(tmp_path / "a.sqlite", 10)
     effort = {row.key: row.effort for row in found.feasible}
@@ -124,6 +125,7 @@ def test_a_search_that_goes_on_tells_what_its_file_holds(sampler: list[Sampler],
     assert sampler[2].asked == 0
 
 
+@pytest.mark.no_cover
 def test_what_is_called_best_was_simulated_whole(sampler: list[Sampler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the sampler meets points that cannot fit: these are known by a few divisions and never simulated."""
     seen: list[tuple[str, bool]] = []
@@ -145,6 +147,7 @@ def test_what_is_called_best_was_simulated_whole(sampler: list[Sampler], tmp_pat
     assert len([key for key, whole in seen if not whole]) == len({key for key, whole in seen if not whole})
 
 
+@pytest.mark.no_cover
 def test_prices_rank_by_money_too(sampler: list[Sampler], tmp_path: Path) -> None:
     found = look(tmp_path / "a.sqlite", 12, prices={"dgx-h100": 3.0})
     for row in found.feasible:

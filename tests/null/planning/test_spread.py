@@ -27,6 +27,7 @@ def drawn(more: dict[str, Any], jitter: Jitter, draws: int = 200) -> Spread:
     return spread(load_plan(COMPUTES | more), "dgx-h100", draws, 1, jitter=jitter)
 
 
+@pytest.mark.no_cover
 def test_a_rank_that_is_slow_already_is_the_one_that_counts() -> None:
     """Others catch up with it by no draw: what it draws itself is the step's, as often quicker as slower. Of equal ranks the slowest counts."""
     even, slow = drawn({}, STEPS), drawn({"noise": {"stragglers": "r3: 3x"}}, STEPS)
@@ -37,6 +38,7 @@ def test_a_rank_that_is_slow_already_is_the_one_that_counts() -> None:
     )
 
 
+@pytest.mark.no_cover
 def test_ranks_that_seldom_meet_wait_for_no_single_step() -> None:
     """Over a hundred steps jitter is a tenth of that of one; a board is slow in all of them."""
     often, seldom = (drawn({"update": {"mode": "local", "every": every}}, STEPS) for every in (1, 100))
@@ -66,6 +68,7 @@ def test_longer_samples_leave_the_update_as_it_is() -> None:
     assert max(found.samples) == pytest.approx(longer, rel=1e-6) and found.without < longer < slower * (1 - 1e-3)
 
 
+@pytest.mark.no_cover
 def test_ranks_that_share_samples_draw_their_lengths_once() -> None:
     """Stages of one pipeline wait for no longer samples than a rank that has the model whole; replicas do, for the longest of theirs."""
     jitter = Jitter(rank=0.0, step=0.0, length=0.3)

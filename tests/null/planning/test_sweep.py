@@ -238,6 +238,7 @@ def test_nothing_feasible_says_what_came_closest(tmp_path: Path) -> None:
         sweep(base("llama3.1-405b"), parse_space("tp=1,2 gpus=8 zero=1"), "dgx-h100", tmp_path / "s.sqlite")
 
 
+@pytest.mark.no_cover
 def test_a_file_of_another_sweep_is_refused(tmp_path: Path) -> None:
     sweep(base(), parse_space("tp=1,2 gpus=8"), "dgx-h100", tmp_path / "s.sqlite")
     with pytest.raises(BadInput, match="another space"):

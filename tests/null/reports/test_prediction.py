@@ -37,6 +37,7 @@ def test_every_frameworks_page_is_made(framework: str, page: Page) -> None:
     assert "Where the step goes" in page(framework)
 
 
+@pytest.mark.no_cover
 def test_a_wait_that_the_plan_cannot_avoid_is_told_without_a_time(page: Page) -> None:
     """Clipping reads the gradients' norm on the host."""
     assert "the plan cannot avoid it" in page("megatron-core")

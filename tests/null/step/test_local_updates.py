@@ -39,6 +39,7 @@ def test_what_loaders_make_while_replicas_average_is_in_store_for_the_steps_betw
     assert whole(setting) == pytest.approx(found.step_time_s, rel=1e-3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("outer", ["average", "nesterov"])
 @pytest.mark.parametrize("on", ["cpu-host", "dgx-h100"])
 def test_averaging_seldom_costs_its_share(on: str, outer: str) -> None:

@@ -158,6 +158,7 @@ def test_steps_are_no_shorter_than_loaders_that_share_a_disk(rate: str) -> None:
     assert whole(setting) == pytest.approx(needed, rel=1e-3)
 
 
+@pytest.mark.no_cover
 def test_reading_on_the_training_thread_bounds_the_step() -> None:
     """Without loader processes the thread itself waits for the store."""
     plan = REPLICAS | {"data": {"source": "object-store", "workers": 0, "sample": "1 KB"}}

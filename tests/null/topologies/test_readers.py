@@ -194,6 +194,7 @@ def readable(text: str) -> None:
 ALL = [samples.DUMP, samples.MESH, samples.GRAPHS, samples.MATRIX, samples.OLD, samples.PEERS]
 
 
+@pytest.mark.no_cover
 @settings(max_examples=300)
 @given(
     base=st.sampled_from(ALL),

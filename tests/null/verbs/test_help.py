@@ -70,6 +70,7 @@ def test_a_schema_is_found_by_the_words_of_its_verb(call: Call) -> None:
     assert refused.code == 2 and "plan list" in refused.err
 
 
+@pytest.mark.no_cover
 def test_a_comparison_takes_what_a_prediction_takes(call: Call) -> None:
     said = call("predict", "plan.toml", "--out", "run")
     assert said.code == 0

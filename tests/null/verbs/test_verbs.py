@@ -231,6 +231,7 @@ def test_trials_look_at_some_points_alone(call: Call, monkeypatch: pytest.Monkey
     assert asked["space"] == {"tp": ("1", "2")}
 
 
+@pytest.mark.no_cover
 def test_explain_names_what_more_is_worth(call: Call) -> None:
     said = call("explain", "plan.toml", "--json")
     assert said.code == 0
@@ -272,6 +273,7 @@ def test_files_without_timings_are_refused(call: Call, tmp_path: Path, text: str
     assert said.code == 2 and told in said.err
 
 
+@pytest.mark.no_cover
 def test_published_steps_are_scored(call: Call, tmp_path: Path) -> None:
     said = call("validate", "--limit", "4", "--workers", "1", "--json", "--report", "validation.html")
     assert said.code == 0
@@ -291,6 +293,7 @@ def test_all_tables_of_accuracy_are_printed(call: Call, tmp_path: Path, monkeypa
     assert shown.code == 0 and "published steps by GPU" in shown.out and "peak memory" in shown.out
 
 
+@pytest.mark.no_cover
 def test_a_spread_prints_its_quantiles_and_not_its_draws(call: Call) -> None:
     words = ("spread", "plan.toml", "--draws", "50", "--step", "0.1")
     shown, found = call(*words), call(*words, "--json").json

@@ -36,6 +36,7 @@ def stuck(program: Program) -> bool:
     return False
 
 
+@pytest.mark.no_cover
 @settings(max_examples=300, deadline=None)
 @given(SEGMENTS, SEGMENTS, SEGMENTS)
 def test_the_verdict_is_the_same(first: tuple[Op, ...], second: tuple[Op, ...], third: tuple[Op, ...]) -> None:
