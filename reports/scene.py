@@ -10,9 +10,9 @@ from reports.figures.links import LinkUse, link_use
 from sim.memory.timeline import Line
 from sim.plan import Plan
 from sim.program import Program
-from sim.result.figures import rooms
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
+from sim.setting.rooms import rooms
 from sim.trace import Trace
 from topologies.graph import Topology
 

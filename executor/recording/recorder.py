@@ -46,8 +46,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kept: dict[int, int] = {}
         """Storage -> segment that keeps it."""
         self.pending = 0
-        self.given = 0
-        """Bytes of inputs and buffers: they live as long as the step."""
+        self.given: dict[int, int] = {}
+        """Storages of inputs and buffers, and their bytes: they live as long as the step."""
         self.living: dict[int, Any] = {}
         """Storages that forward calls made and that still exist."""
         self.now = 0
@@ -74,14 +74,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if storage._cdata not in self.parameters and storage._cdata not in self.kept:
                 self.alive.append(tensor)
                 self.kept[storage._cdata] = 0
-                self.given += storage.nbytes()
-        self.now = self.given
+                self.given[storage._cdata] = storage.nbytes()
+        self.now = sum(self.given.values())
 
     def turn(self, out: Any) -> None:
         """From forward to backward: `out` lives to the end of the step, and so does what was given."""
         self._hold(out)
         if self.segments:
-            self.segments[0].saved += self.given
+            self.segments[0].saved += sum(self.given.values())
         self.in_backward = True
         self.alive.clear()  # what autograd keeps is freed as it goes
 
@@ -90,7 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_of(out):
             storage = tensor.untyped_storage()
             key, size = storage._cdata, storage.nbytes()
-            if key not in self.living and key not in self.parameters and self.kept.get(key) != 0:
+            if key not in self.living and key not in self.parameters and key not in self.given:
                 self.now += size
                 self.living[key] = weakref.ref(storage, partial(self._freed, key, size))
 

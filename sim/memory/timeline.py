@@ -18,6 +18,7 @@ from sim.model.stages import held, layout
 from sim.program import COMPUTE, ORDERS, cpu_lane
 from sim.rules import mesh_of
 from sim.setting.bind import Setting
+from sim.setting.rooms import smallest_devices
 from sim.trace import Span, Trace
 
 Line = tuple[tuple[float, int], ...]
@@ -52,7 +53,7 @@ def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
     """
     plan, network, framework = setting.plan, setting.network, setting.framework
     stages, mesh = layout(network, plan), mesh_of(plan)
-    reports = memory_of_stages(plan, network, framework, setting.topology.device(0))
+    reports = memory_of_stages(plan, network, framework, smallest_devices(setting))
     spans: dict[int, list[Span]] = defaultdict(list)
     for span in trace.spans:
         if span.kind not in ORDERS and (span.lane == COMPUTE or (span.cls == UPDATE and not cpu_lane(span.lane))):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-
-import msgspec
 
 from sim.files.machinefile import machine_words
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
@@ -13,12 +10,11 @@ from sim.program import Program
 from sim.result.idle import idle
 from sim.result.prediction import Prediction
 from sim.result.uncertainty import Interval
-from sim.rules import mesh_of
 from sim.schedule.interleaved import round_of
 from sim.setting.bind import Setting
+from sim.setting.rooms import rooms, smallest_devices
 from sim.timeline import metrics
 from sim.trace import Trace
-from topologies.hardware import Cpu, Gpu
 from topologies.unfelt import unfelt
 
 
@@ -28,32 +24,6 @@ def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryRe
     devices = smallest_devices(setting)
     report = memory_of(setting.plan, setting.network, setting.framework, devices, remedies)
     return report, report.check(devices, remedies)
-
-
-def smallest_devices(setting: Setting) -> tuple[Gpu | Cpu, ...]:
-    """Of each pipeline rank the device with least memory; on a CPU host, with what each rank of the node has of its memory."""
-    topology, plan = setting.topology, setting.plan
-    kinds = topology.devices(plan.world) if topology.kind != "cpu" else []
-    if len(kinds) == 1:
-        return (kinds[0][0],) * plan.parallel.pp
-    ranks = Counter(map(topology.node, range(plan.world)))
-    hosts = {
-        node: msgspec.structs.replace(topology.host(node), memory=sum(cpu.memory for cpu in topology.sockets(node)) // count)
-        for node, count in ranks.items()
-    }
-    found: dict[int, Gpu | Cpu] = {}
-    for rank, stage in enumerate(mesh_of(plan).places("pp")):
-        device = topology.device(rank) if kinds else hosts[topology.node(rank)]
-        if stage not in found or device.memory < found[stage].memory:
-            found[stage] = device
-    return tuple(found[stage] for stage in range(plan.parallel.pp))
-
-
-def rooms(setting: Setting, ranks: Iterable[int]) -> dict[int, int]:
-    """Bytes that the device of each of `ranks` has, the least of its pipeline stage's; without those of which it is not known."""
-    devices, stages = smallest_devices(setting), mesh_of(setting.plan).places("pp")
-    found = {rank: devices[stages[rank]].memory for rank in ranks}
-    return {rank: memory for rank, memory in found.items() if memory}
 
 
 def _peak(setting: Setting) -> float | None:

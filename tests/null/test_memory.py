@@ -19,8 +19,9 @@ from sim.model.specs.spec import ModelSpec
 from sim.model.stages import in_flight, layout
 from sim.plan import Batch, Memory, Optimizer, Parallel, Plan
 from sim.predict import predict
-from sim.result.figures import figures_of_memory, rooms, smallest_devices
+from sim.result.figures import figures_of_memory
 from sim.setting.bind import bind
+from sim.setting.rooms import rooms, smallest_devices
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
 from topologies.units import show_size

@@ -10,6 +10,7 @@ from sim.memory.report import memory_of, memory_of_stages
 from sim.memory.timeline import Line, memory_timelines
 from sim.predict import predict
 from sim.setting.bind import bind
+from sim.setting.rooms import smallest_devices
 
 GPT = {
     "model": {"family": "decoder", "name": "gpt", "layers": 8, "hidden": 256, "heads": 4, "vocab": 1024, "activation": "gelu"},
@@ -141,3 +142,19 @@ def test_no_spans_make_no_line() -> None:
     from sim.trace import Trace
 
     assert memory_timelines(setting, Trace(spans=[])) == {}
+
+
+def test_stages_on_other_devices_peak_where_their_own_reports_do() -> None:
+    """What the allocator holds beside tensors is given back where room is short: on 24 GiB more of it than on 80."""
+    plan = {
+        "model": {"base": "llama3.2-1b", "layers": 8}, "seq_len": 8192, "framework": "megatron-core",
+        "parallel": {"pp": 2, "dp_replicate": 8, "zero": 0}, "batch": {"micro": 2, "global": 64},
+    }  # fmt: skip
+    setting = bind(plan, "dgx-h100 + rtx-4090-x8")
+    found = predict(plan, "dgx-h100 + rtx-4090-x8")
+    assert found.trace is not None
+    drawn = memory_timelines(setting, found.trace)
+    reports = memory_of_stages(setting.plan, setting.network, setting.framework, smallest_devices(setting))
+    assert {max(used for _, used in drawn[rank]) for rank in (0, 8)} == {report.peak for report in reports}
+    alike = memory_of_stages(setting.plan, setting.network, setting.framework, setting.topology.device(0))
+    assert reports[0] == alike[0] and reports[1].peak < alike[1].peak

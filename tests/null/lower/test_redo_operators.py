@@ -67,7 +67,7 @@ def test_the_line_peaks_where_the_report_does() -> None:
     found = predict(setting.plan, "dgx-h100", steps=2)
     assert found.trace is not None
     line = next(iter(memory_timelines(setting, found.trace).values()))
-    report, without = (memory_of(one.plan, one.network, one.framework) for one in (setting, plain))
+    report, without = (memory_of(one.plan, one.network, one.framework, one.topology.device(0)) for one in (setting, plain))
     assert max(used for _, used in line) == report.peak < without.peak
     assert found.step_time_s > predict(plain.plan, "dgx-h100", steps=2).step_time_s
 

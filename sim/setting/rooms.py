@@ -1,0 +1,38 @@
+"""What memory the devices of a plan's ranks have: what its memory is held against."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from sim.rules import mesh_of
+from sim.setting.bind import Setting
+from topologies.hardware import Cpu, Gpu
+
+
+def smallest_devices(setting: Setting) -> tuple[Gpu | Cpu, ...]:
+    """Of each pipeline rank the device with least memory; on a CPU host, with what each rank of the node has of its memory."""
+    topology, plan = setting.topology, setting.plan
+    kinds = topology.devices(plan.world) if topology.kind != "cpu" else []
+    if len(kinds) == 1:
+        return (kinds[0][0],) * plan.parallel.pp
+    ranks = Counter(map(topology.node, range(plan.world)))
+    hosts = {
+        node: replace(topology.host(node), memory=sum(cpu.memory for cpu in topology.sockets(node)) // count)
+        for node, count in ranks.items()
+    }
+    found: dict[int, Gpu | Cpu] = {}
+    for rank, stage in enumerate(mesh_of(plan).places("pp")):
+        device = topology.device(rank) if kinds else hosts[topology.node(rank)]
+        if stage not in found or device.memory < found[stage].memory:
+            found[stage] = device
+    return tuple(found[stage] for stage in range(plan.parallel.pp))
+
+
+def rooms(setting: Setting, ranks: Iterable[int]) -> dict[int, int]:
+    """Bytes that the device of each of `ranks` has, the least of its pipeline stage's; without those of which it is not known."""
+    devices, stages = smallest_devices(setting), mesh_of(setting.plan).places("pp")
+    found = {rank: devices[stages[rank]].memory for rank in ranks}
+    return {rank: memory for rank, memory in found.items() if memory}
