@@ -12,8 +12,8 @@ from executor.validation.gpu_cases import Case, shared_machine, slow
 from executor.validation.gpu_plans import fewer_layers
 from executor.validation.gpu_site import Site
 from sim.framework.chosen import framework_of
+from sim.memory.report import memory_of
 from sim.plan import Plan
-from sim.predict import predict_setting
 from sim.setting.bind import Setting, bind
 from sim.work import Attention
 from topologies.errors import BadInput
@@ -21,7 +21,7 @@ from topologies.hardware import Gpu
 from topologies.units import show_size
 
 _SAFE = 0.85
-"""Share of the device's memory that a predicted peak may fill: the caching allocator rounds up, and CUDA has its own context."""
+"""Share of the device's memory that a plan may be predicted to need: predictions of memory are some percent off."""
 
 
 def fitting(case: Case, site: Site) -> tuple[Setting, Plan]:
@@ -34,13 +34,14 @@ def fitting(case: Case, site: Site) -> tuple[Setting, Plan]:
         setting = _bound(plan, case, site)
         if site.device == "cpu":
             return setting, plan
-        found = predict_setting(setting, fold=True, detail=False)
-        room = setting.topology.device(0).memory * _SAFE / (plan.world if case.where == "shared" else 1)
-        if found.peak_memory_bytes <= room:
+        device = setting.topology.device(0)
+        safe = replace(device, memory=int(device.memory * _SAFE / (plan.world if case.where == "shared" else 1)))
+        lacking = memory_of(setting.plan, setting.network, setting.framework, safe, remedies=False).check(safe, remedies=False)
+        if lacking is None:
             return setting, plan
         smaller = fewer_layers(plan)
         if smaller is None:
-            raise BadInput(f"needs {found.peak_memory_bytes / 2**30:.1f} GiB of the {room / 2**30:.1f} that this GPU has for it")
+            raise BadInput(f"needs {show_size(lacking.needed)} of the {show_size(lacking.available)} that this GPU has for it")
         plan = smaller
 
 

@@ -97,7 +97,7 @@ def _fill(row: Row, case: Case, site: Site, folder: Path) -> None:
     setting, plan = fitting(case, site)
     row.model, row.notes = plan.model_name, notes(case, setting)
     plain = predict_setting(setting, steps=STEPS, fold=False)
-    row.uncalibrated, row.predicted_memory = plain.step_time_s, plain.peak_memory_bytes
+    row.uncalibrated, row.predicted_memory = plain.step_time_s, plain.memory.allocated
     path = _guarded(row, "calibration", folder, lambda: calibration_of(case, site))
     good = plain
     if path is not None:

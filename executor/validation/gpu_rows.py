@@ -56,7 +56,7 @@ class Row(msgspec.Struct, kw_only=True):
     """Share of the time in ops for which calibrated and played differ by at most `NEAR`."""
     predicted_memory: int = 0
     stock_memory: int = 0
-    """Bytes on the fullest rank; measured by the caching allocator's peak."""
+    """Most bytes that tensors have on the fullest rank (torch.cuda.max_memory_allocated): what the allocator holds beside, and the context, are in neither."""
     classes: tuple[OpClass, ...] = ()
     clocks: dict[str, Any] = {}
     failed: dict[str, str] = {}

@@ -108,6 +108,14 @@ def test_what_dies_is_reported_and_the_others_go_on(tmp_path: Path, runs: list[s
     assert "no kernels" in rows["ladder"].notes[-1] and all(one.stock is None for one in rows["ladder"].classes), "these traces are empty"
 
 
+def test_predicted_memory_is_of_tensors_as_the_measured_one_is(tmp_path: Path, runs: list[str]) -> None:
+    setting, _ = gpu_fit.fitting(cases(1)["gpt2-124m"], _site("dgx-h100", tmp_path))
+    row = Row(plan="", kind="", model="", ranks=1, key="")
+    gpu_measure._fill(row, cases(1)["gpt2-124m"], _site("dgx-h100", tmp_path), tmp_path)
+    found = predict(setting.plan, "dgx-h100")
+    assert row.predicted_memory == found.memory.allocated < found.peak_memory_bytes
+
+
 def test_the_next_call_runs_only_what_is_missing(tmp_path: Path, runs: list[str]) -> None:
     first = _walk(NAMES, tmp_path)
     runs.clear()
