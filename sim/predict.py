@@ -23,7 +23,7 @@ from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
 from sim.steady.detail import STEPS, apart, coarse, fused, quick, simulated_ops
-from sim.steady.periods import mean_path, mean_step, varies
+from sim.steady.periods import mean_step, on_path, varies
 from sim.steady.settled import Steps, until_settled
 from sim.steady.stalls import held, output_seconds
 from sim.timeline import metrics
@@ -83,17 +83,15 @@ def predict_setting(
     alone = metrics.step_time(trace)
     split = mean_step(setting, pricer, program.steps, fold) if varies(plan) else metrics.breakdown(trace)
     step = split.total if varies(plan) else alone
-    path = mean_path(setting, pricer, step, program.steps, fold, fine) if varies(plan) else metrics.critical_path(trace)
+    parts = on_path(setting, pricer, step, program.steps, fold, fine) if varies(plan) else [(1.0, trace)]
     points = held(setting, program, pricer, trace, alone, fold) if fine else []
     stall = output_seconds(setting, pricer, step, fold, points)
     split = msgspec.structs.replace(split, output_s=split.output_s + stall)
-    if stall:
-        path = sorted([*path, ("output", stall)], key=lambda pair: -pair[1])
     shares = uncertainty.shares_of(program, pricer, topology, plan, step)
     sure = uncertainty.interval(
         step + stall, shares, uncertainty.outside(plan, topology, setting.network.parameters), calibration is not None
     )
-    found = figures(setting, program, trace, step + stall, split, path, sure)
+    found = figures(setting, program, trace, step + stall, split, metrics.mean_path(parts, stall), sure)
     found.syncs = points
     if detail and not fine:
         found.warnings.append(coarse(plan, ops))

@@ -33,6 +33,6 @@ def smallest_devices(setting: Setting) -> tuple[Gpu | Cpu, ...]:
 
 def rooms(setting: Setting, ranks: Iterable[int]) -> dict[int, int]:
     """Bytes that the device of each of `ranks` has, the least of its pipeline stage's; without those of which it is not known."""
-    devices, stages = smallest_devices(setting), mesh_of(setting.plan).places("pp")
-    found = {rank: devices[stages[rank]].memory for rank in ranks}
+    devices, mesh = smallest_devices(setting), mesh_of(setting.plan)
+    found = {rank: devices[mesh.coordinates(rank)["pp"]].memory for rank in ranks}
     return {rank: memory for rank, memory in found.items() if memory}

@@ -16,7 +16,7 @@ from sim.setting.program import program_for
 from sim.steady.detail import STEPS
 from sim.steady.settled import loader_seconds, stored
 from sim.timeline import asynchrony
-from sim.timeline.metrics import Breakdown, breakdown, critical_path, step_time
+from sim.timeline.metrics import Breakdown, breakdown, step_time
 from sim.trace import Trace
 
 LONG = 24
@@ -64,9 +64,9 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -
     return Breakdown(**split)
 
 
-def mean_path(setting: Setting, pricer: Pricer, step: float, steps: int, fold: bool, detail: bool) -> list[tuple[str, float]]:
-    """Seconds on the critical path of a mean step (of `step` seconds) by class, as `metrics.critical_path` says them of one: of local updates on
-    those of its kinds, of asynchronous ranks on any one, which stands for the others. `detail`: by ops, not by runs of them."""
+def on_path(setting: Setting, pricer: Pricer, step: float, steps: int, fold: bool, detail: bool) -> list[tuple[float, Trace]]:
+    """The steps that what binds a mean one (of `step` seconds) is found in, and how many times each is in it: of local updates those of its kinds, of
+    asynchronous ranks any one, which stands for the others. `detail`: of ops, not of runs of them."""
     traces: list[Trace] = []
 
     def seconds(one: Setting) -> float:
@@ -79,11 +79,7 @@ def mean_path(setting: Setting, pricer: Pricer, step: float, steps: int, fold: b
         found = kinds(setting.plan)
         times = [seconds(msgspec.structs.replace(setting, plan=plan)) for plan, _ in found]
         weights = evened(setting, pricer, times, seconds).weights or tuple(share for _, share in found)
-    sums: dict[str, float] = {}
-    for weight, trace in zip(weights, traces, strict=False):
-        for name, spent in critical_path(trace) if weight else ():
-            sums[name] = sums.get(name, 0.0) + weight * spent
-    return sorted(sums.items(), key=lambda pair: -pair[1])
+    return [(weight, trace) for weight, trace in zip(weights, traces, strict=False) if weight]
 
 
 _BOUND = 0.05

@@ -8,6 +8,7 @@ other ranks, the host being late, and the rest: a bubble, too (nothing to do). S
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -179,6 +180,15 @@ def critical_path(trace: Trace) -> list[tuple[str, float]]:
             now = reach
     if now > begin + _MOMENT:
         sums["host"] = sums.get("host", 0.0) + now - begin
+    return sorted(sums.items(), key=lambda pair: -pair[1])
+
+
+def mean_path(parts: Iterable[tuple[float, Trace]], output: float = 0.0) -> list[tuple[str, float]]:
+    """`critical_path` of a mean step, of which the reported one of each trace is so many times in it; `output`: seconds on top, a class of their own."""
+    sums = {"output": output} if output else {}
+    for weight, trace in parts:
+        for name, seconds in critical_path(trace):
+            sums[name] = sums.get(name, 0.0) + weight * seconds
     return sorted(sums.items(), key=lambda pair: -pair[1])
 
 

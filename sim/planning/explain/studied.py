@@ -21,7 +21,7 @@ from sim.steady.detail import STEPS
 from sim.steady.periods import evened, kinds, mean_step
 from sim.steady.settled import until_settled
 from sim.steady.stalls import output_seconds
-from sim.timeline.metrics import critical_path
+from sim.timeline.metrics import mean_path
 
 _FAST = 1e6
 _MORE = 1.1
@@ -82,11 +82,7 @@ class Studied:
 
     def path(self) -> tuple[tuple[str, float], ...]:
         """Seconds on the critical path by class, most first; they sum to the step."""
-        sums = {"output": self.output} if self.output else {}
-        for weight, study in self.parts:
-            for name, seconds in critical_path(study.trace):
-                sums[name] = sums.get(name, 0.0) + weight * seconds
-        return tuple(sorted(sums.items(), key=lambda pair: -pair[1]))
+        return tuple(mean_path(((weight, study.trace) for weight, study in self.parts), self.output))
 
     def of_kind(self, kind: str) -> Sensitivity:
         """Of a kind of ops; what does not occur in the program changes nothing."""
