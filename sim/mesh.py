@@ -3,7 +3,8 @@
 The mesh is an array of ranks with one dimension per kind of parallelism, in torchtitan's words. Derived axes:
 `dp` (dp_replicate x dp_shard), `grad` (dp x cp: the ranks that hold the same parameters and average gradients),
 `fsdp` (dp_shard x cp: the ranks that share one sharded copy), `stage` (all with the same place in a pipeline), `ep`, `edp` (where
-expert gradients are averaged) and `efsdp` (where experts are sharded), `world`. Experts have a mesh of their own on the same ranks
+expert gradients are averaged) and `efsdp` (where experts are sharded), `cp_ulysses` (neighbours of cp that exchange heads of attention) and
+`cp_ring` (cp ranks that hold the same heads then), `world`. Experts have a mesh of their own on the same ranks
 (Megatron's expert_decoder_rank_generator in core/parallel_state.py): `etp` of the tp ranks hold the slices of one expert, the others of tp
 count with dp and cp.
 """
@@ -35,6 +36,8 @@ class Mesh(msgspec.Struct, frozen=True):
     ep: int = 1
     etp: int = 0
     """Ranks that split one expert; 0: all of tp."""
+    ulysses: int = 1
+    """Neighbours of cp that exchange heads, where the others form rings."""
 
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(AXES):
@@ -50,9 +53,11 @@ class Mesh(msgspec.Struct, frozen=True):
         data, words = self.size("grad") * self.copies, "dp_replicate x dp_shard x cp" + (" x tp / etp" if self.copies > 1 else "")
         if self.ep < 1 or data % self.ep:
             raise BadInput(f"ep = {self.ep} must divide {words} = {data}")
+        if self.ulysses < 1 or self.size("cp") % self.ulysses:
+            raise BadInput(f"cp_ulysses = {self.ulysses} must divide cp = {self.size('cp')}")
 
     def __hash__(self) -> int:
-        return hash((frozenset(self.sizes.items()), self.order, self.ep, self.etp))
+        return hash((frozenset(self.sizes.items()), self.order, self.ep, self.etp, self.ulysses))
 
     @property
     def copies(self) -> int:
@@ -89,8 +94,12 @@ class Mesh(msgspec.Struct, frozen=True):
             return self.size("grad") * self.copies // self.ep
         if axis == "efsdp":
             return max(1, self.size("fsdp") * self.copies // self.ep)
+        if axis == "cp_ulysses":
+            return self.ulysses
+        if axis == "cp_ring":
+            return self.size("cp") // self.ulysses
         if axis not in AXES:
-            raise UnknownName("mesh axis", axis, [*AXES, *_INSIDE, "ep", "edp", "efsdp"])
+            raise UnknownName("mesh axis", axis, [*AXES, *_INSIDE, "ep", "edp", "efsdp", "cp_ulysses", "cp_ring"])
         return 1
 
     @property
@@ -134,6 +143,10 @@ class Mesh(msgspec.Struct, frozen=True):
         """The ranks of `rank`'s group along `axis`, in group order (the order of their coordinates)."""
         if axis in ("ep", "edp", "efsdp"):
             return self._expert_group(axis, rank)
+        if axis in ("cp_ulysses", "cp_ring"):
+            members = self._along(("cp",), rank)
+            block, lane = divmod(members.index(rank), self.ulysses)
+            return members[lane :: self.ulysses] if axis == "cp_ring" else members[block * self.ulysses : (block + 1) * self.ulysses]
         self.size(axis)
         return self._along(_INSIDE.get(axis, (axis,)), rank)
 

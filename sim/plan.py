@@ -66,8 +66,11 @@ class Parallel(_Section, frozen=True, kw_only=True):
     stages: tuple[Natural, ...] | None = None
     """Layers of each stage, first to last, where they are uneven. 0 for the first or the last: it holds the embedding or the head alone."""
     cp: Count = 1
-    cp_kind: Literal["p2p", "all_gather", "all_to_all"] = "p2p"
-    """Context parallelism: ring attention, gathered keys and values, or heads exchanged (Ulysses)."""
+    cp_kind: Literal["p2p", "all_gather", "all_to_all", "all_to_all+p2p"] = "p2p"
+    """Context parallelism: ring attention, gathered keys and values, heads exchanged (Ulysses), or rings between groups that exchange heads
+    (USP; Megatron-Core's a2a+p2p)."""
+    cp_ulysses: Count | None = None
+    """all_to_all+p2p: neighbours of cp that exchange heads (the first of Megatron-Core's hierarchical_context_parallel_sizes)."""
     ep: Count = 1
     etp: Count | None = None
     """Tensor parallelism inside experts; unsaid: 1 when ep > 1, else tp."""
@@ -80,6 +83,13 @@ class Parallel(_Section, frozen=True, kw_only=True):
     def chunks(self) -> int:
         """Stages that each pipeline rank holds: `virtual_stages`, two in a V, one without a pipeline."""
         return 1 if self.pp == 1 else 2 if self.schedule in VEES else self.virtual_stages
+
+    @property
+    def ulysses(self) -> int:
+        """Ranks of cp that exchange heads: all (all_to_all), so many (all_to_all+p2p), or each for itself."""
+        if self.cp == 1 or self.cp_kind in ("p2p", "all_gather"):
+            return 1
+        return self.cp if self.cp_kind == "all_to_all" else self.cp_ulysses or 1
 
     @property
     def expert_tp(self) -> int:

@@ -22,12 +22,16 @@ def mesh_of(plan: Plan) -> Mesh:
         raise BadInput(f"parallel.placement = '{plan.parallel.placement}' must name tp, cp, dp and pp once each")
     sizes = {axis: getattr(plan.parallel, axis) for axis in AXES}
     p = plan.parallel
-    return Mesh(sizes, tuple(reversed(inner)), p.ep, 0 if p.expert_tp == p.tp else p.expert_tp)
+    return Mesh(sizes, tuple(reversed(inner)), p.ep, 0 if p.expert_tp == p.tp else p.expert_tp, 1 if p.ulysses == p.cp else p.ulysses)
 
 
 def check(plan: Plan) -> Plan:
     """Rules that span keys. Returns the plan; raises `BadInput` or `Refused`."""
     p, ranks = plan.parallel, plan.data_ranks
+    if p.cp > 1 and p.cp_kind == "all_to_all+p2p" and not p.cp_ulysses:
+        raise BadInput(
+            f'parallel.cp_kind = "all_to_all+p2p" with cp = {p.cp} needs parallel.cp_ulysses: how many neighbours exchange heads, a divisor of cp'
+        )
     mesh_of(plan)
     per_step = plan.batch.micro * ranks
     if plan.global_batch % per_step:

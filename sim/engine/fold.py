@@ -102,9 +102,9 @@ def _refine(program: Program, stage: list[int], places: Places | None, most: int
 
 
 def _met(axis: str, inside: list[int]) -> list[tuple[int, ...]]:
-    """What each member of a group meets there. pp and cp exchange with neighbours: the others in order, from the member's own place on, since
+    """What each member of a group meets there. pp and rings of cp exchange with neighbours: the others in order, from the member's own place on, since
     the one behind a slow rank waits for it and the one before does not. Elsewhere the mix."""
-    if axis not in ("pp", "cp"):
+    if axis not in ("pp", "cp", "cp_ring"):
         return [tuple(sorted(inside))] * len(inside)
     return [tuple(inside[place:] + inside[:place]) for place in range(len(inside))]
 

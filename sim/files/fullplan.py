@@ -99,6 +99,7 @@ def _unsaid(plan: Plan) -> dict[str, tuple[Any, str]]:
         "parallel.zero": (zero, f"{habit}, 0 where dp_shard is 1"),
         "parallel.tp_overlap": (framework.tensor_parallel.overlap, habit),
         "parallel.stages": (None, "layers are shared out evenly; [9, 8, 8, 7] says how many each stage has"),
+        "parallel.cp_ulysses": (p.ulysses, "cp with all_to_all, else 1"),
         "parallel.etp": (p.expert_tp, "1 with ep > 1, else tp"),
         "optimizer.implementation": (framework.optimizer.implementation, habit),
         "optimizer.states": (None, "moments are kept in what they update"),

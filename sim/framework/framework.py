@@ -52,6 +52,11 @@ class Framework(Habits, frozen=True, kw_only=True):
     pipeline: Pipeline = Pipeline()
     optimizer: Updates = Updates()
 
+    @property
+    def te_attention(self) -> bool:
+        """Attention over several ranks is TransformerEngine's."""
+        return self.host in ("te", "te-graphs", "graph")
+
     def but(self, **changes: Any) -> Framework:
         """The same with other values; those of a group as a dict: `but(compile=True, optimizer={"clip": True})`."""
         whole = {

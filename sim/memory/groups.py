@@ -17,7 +17,8 @@ def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
     """Mesh axes over which some rank sends; those of one rank send nothing."""
     mesh, (zero, _) = mesh_of(plan), sharding_of(plan, framework)
     has_experts = network.has_experts
-    found = {"tp", "cp", "pp", *(("ep",) if has_experts else ())}
+    contexts = {"cp"} if mesh.ulysses == 1 else {"cp_ulysses", "cp_ring"}
+    found = {"tp", "pp", *contexts, *(("ep",) if has_experts else ())}
     if zero == 3:
         found |= {"fsdp", *(("efsdp",) if has_experts and mesh.apart else ())}
     if plan.task != "forward":

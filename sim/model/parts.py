@@ -26,7 +26,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     tp: int = 1
     sequence_parallel: bool = False
     cp: int = 1
-    cp_kind: str = "p2p"
+    ulysses: int = 1
+    """Ranks of cp that exchange heads of attention."""
     ep: int = 1
     etp: int = 1
     precision: str = "bf16"
@@ -66,6 +67,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss; tp.embedding: vocabulary-parallel lookup."""
     seam_bytes: int = 0
     """Size of that message: the whole (gathered) tensor for tp and cp, this rank's tokens for ep."""
+    seam_heads: tuple[int, ...] = ()
+    """cp.attention: bytes of this rank's queries, keys and values, where they change places with heads."""
     seam_weights: int = 0
     """ep.dispatch: bytes of the routing weights, where they travel in a message of their own."""
     seam_counts: int = 0

@@ -118,6 +118,11 @@ RULES = (
     ),
     Rule("parallel.virtual_stages", _one_stage, "pp = 1"),
     Rule("parallel.cp_kind", lambda s: s.plan.parallel.cp == 1, "cp = 1"),
+    Rule(
+        "parallel.cp_ulysses",
+        lambda s: s.plan.parallel.cp == 1 or s.plan.parallel.cp_kind != "all_to_all+p2p",
+        'cp = 1, or cp_kind is not "all_to_all+p2p"',
+    ),
     Rule("parallel.ep", _dense, "the model has no experts"),
     Rule("parallel.etp", _dense, "the model has no experts"),
     Rule("parallel.capacity", _dense, "the model has no experts"),

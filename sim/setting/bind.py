@@ -141,7 +141,7 @@ def shape_of(plan: Plan, model: ModelSpec) -> Shape:
         tp=p.tp,
         sequence_parallel=p.sequence_parallel and p.tp > 1,
         cp=p.cp,
-        cp_kind=p.cp_kind,
+        ulysses=p.ulysses,
         ep=p.ep,
         etp=p.expert_tp,
         precision=plan.precision,

@@ -41,6 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "written": (DENSE, {"pp": 4, "schedule": "csv", "actions": OWN}),
     "ring": (DENSE, {"cp": 4}),
     "ulysses": (DENSE, {"cp": 2, "cp_kind": "all_to_all", "dp_replicate": 2}),
+    "usp": (DENSE, {"cp": 4, "cp_kind": "all_to_all+p2p", "cp_ulysses": 2}),
     "experts": (MOE, {"dp_shard": 4, "ep": 4, "zero": 3}),
     "fsdp-tp": (DENSE, {"dp_shard": 2, "tp": 2, "zero": 3}),
     "fsdp-interleaved": (DENSE, {"pp": 2, "dp_shard": 2, "zero": 3, "schedule": "interleaved", "virtual_stages": 2}),

@@ -20,6 +20,7 @@ MOE: dict[str, Any] = {"model": {"base": "qwen3-30b-a3b", "layers": 4}, "seq_len
 SPLITS: tuple[dict[str, Any], ...] = (
     {}, {"dp_replicate": 4}, {"dp_shard": 4}, {"dp_replicate": 2, "dp_shard": 2}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 2, "pp": 2},
     {"dp_replicate": 2, "pp": 2, "tp": 2}, {"cp": 2}, {"cp": 2, "dp_replicate": 2}, {"cp": 2, "dp_shard": 2, "dp_replicate": 2},
+    {"cp": 4, "cp_kind": "all_to_all+p2p", "cp_ulysses": 2, "dp_replicate": 2},
 )  # fmt: skip
 EXPERTS: tuple[dict[str, Any], ...] = (
     {"dp_replicate": 4, "ep": 2}, {"dp_replicate": 4, "ep": 4}, {"dp_shard": 4, "ep": 2}, {"dp_shard": 2, "dp_replicate": 2, "ep": 2},

@@ -6,6 +6,7 @@ choice is listed in `Case.assumed`. Nothing here looks at the measured time (how
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -239,21 +240,27 @@ def _parallel(
         virtual_stages=chunks,
         stages=stages,
         cp=sizes.cp,
-        cp_kind=_context(row, sizes.cp, windowed, assumed),
+        **_context(row, sizes, windowed, assumed),
         ep=ep,
         etp=etp,
         capacity=_capacity(row, framework),
     )
 
 
-def _context(row: Row, cp: int, windowed: bool, assumed: list[str]) -> Any:
-    """Heads for sequence where the row says so, and where windows leave no ring (Megatron-Bridge's GPT-OSS: cp_comm_type = "a2a")."""
-    if cp > 1 and (exchanges_heads(row) or re.search(r"a2a|ulysses", f"{row.comm_overlap} {row.framework}".lower())):
-        return "all_to_all"
-    if windowed and cp > 1:
+def _context(row: Row, sizes: Sizes, windowed: bool, assumed: list[str]) -> dict[str, Any]:
+    """Heads for sequence where the row says so, and where windows leave no ring (Megatron-Bridge's GPT-OSS: cp_comm_type = "a2a"). Of
+    "a2a+p2p" heads are exchanged inside a node, as far as cp reaches there."""
+    said = f"{row.comm_overlap} {row.framework}".lower()
+    if sizes.cp > 1 and re.search(r"a2a\s*\+\s*p2p|\busp\b", said):
+        inside = math.gcd(sizes.cp, max(1, (row.gpus_per_node or 8) // sizes.tp))
+        assumed.append(f"context parallelism by all_to_all among {inside} ranks, rings between them")
+        return {"cp_kind": "all_to_all+p2p", "cp_ulysses": inside}
+    if sizes.cp > 1 and (exchanges_heads(row) or re.search(r"a2a|ulysses", said)):
+        return {"cp_kind": "all_to_all"}
+    if windowed and sizes.cp > 1:
         assumed.append("context parallelism by all_to_all: no ring attention takes windows")
-        return "all_to_all"
-    return "p2p"
+        return {"cp_kind": "all_to_all"}
+    return {"cp_kind": "p2p"}
 
 
 def _capacity(row: Row, framework: str) -> float:

@@ -1,10 +1,12 @@
-"""Context parallelism: keys and values of the other ranks, three ways.
+"""Context parallelism: keys and values of the other ranks, three ways, and two of them at once.
 
 `p2p`: ring attention (Liu et al. 2023): keys and values go round in cp steps, each beside the attention on the chunk
 before; sequences are cut so that causal work is even (Megatron's and TransformerEngine's halves from both ends).
 No ring takes a sliding window, or chunks: TransformerEngine (attn_forward_func_with_cp) and PyTorch (_templated_ring_attention) have none.
 `all_gather`: whole keys and values are gathered first, their gradients reduce-scattered (Llama 3, section 3.3.2).
 `all_to_all`: sequence is exchanged for heads and back (Ulysses, Jacobs et al. 2023).
+`all_to_all+p2p`: neighbours exchange heads, and rings go round among ranks with the same heads (USP, Fang and Zhao 2024; TransformerEngine's
+a2a+p2p): messages of a ring that crosses nodes are as large as ever, but there are fewer.
 Latent attention, whose keys are wider than its values, goes all three ways: all_to_all since TransformerEngine's commit ee5dcec (its pull
 request 2826), all_gather in torchtitan (pull request 4322).
 """
@@ -26,25 +28,42 @@ SEND, RECV = "comm.cp.send", "comm.cp.recv"
 
 def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
     """Attention with the others' keys and values. `name` is the op id of the kernels."""
-    kind = job.plan.parallel.cp_kind
-    if kind == "p2p":
-        return _ring(job, name, part, part.forward, kernels, legs=1)
-    if kind == "all_gather":
+    p = job.plan.parallel
+    if p.cp_kind == "all_gather":
         return [_now(job, f"{name}.all_gather", "all_gather", part.seam_bytes), *kernels]
-    swap = _now(job, f"{name}.to_heads", "all_to_all", part.seam_bytes)
-    return [swap, *kernels, _now(job, f"{name}.to_sequence", "all_to_all", _output_bytes(part))]
+    if p.ulysses < p.cp:
+        kernels = _ring(job, name, part, part.forward, kernels, legs=1)
+    if p.ulysses == 1:
+        return kernels
+    inputs, output = _exchanged(part)
+    return [*_swap(job, f"{name}.to_heads", inputs), *kernels, *_swap(job, f"{name}.to_sequence", output)]
 
 
 def backward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
     """The same in backward; keys and values travel again, and so do their gradients."""
-    kind, name = job.plan.parallel.cp_kind, f"bwd/{name}"
-    if kind == "p2p":
-        return _ring(job, name, part, part.backward, kernels, legs=2)
-    if kind == "all_gather":
+    p, name = job.plan.parallel, f"bwd/{name}"
+    if p.cp_kind == "all_gather":
         gather = _now(job, f"{name}.all_gather", "all_gather", part.seam_bytes)
         return [gather, *kernels, _now(job, f"{name}.reduce_scatter", "reduce_scatter", part.seam_bytes)]
-    swap = _now(job, f"{name}.to_heads", "all_to_all", _output_bytes(part))
-    return [swap, *kernels, _now(job, f"{name}.to_sequence", "all_to_all", part.seam_bytes)]
+    if p.ulysses < p.cp:
+        kernels = _ring(job, name, part, part.backward, kernels, legs=2)
+    if p.ulysses == 1:
+        return kernels
+    inputs, output = _exchanged(part)
+    # Between rings TransformerEngine brings the result back beside its gradient (AttnFuncWithCPAndKVP2P.backward); elsewhere it was kept as it was.
+    results = output * 2 if p.ulysses < p.cp and job.framework.te_attention else output
+    return [*_swap(job, f"{name}.to_heads", results), *kernels, *_swap(job, f"{name}.to_sequence", inputs)]
+
+
+def _swap(job: Job, id: str, sizes: tuple[int, ...]) -> list[Op]:
+    """Exchanges tensors of `sizes` bytes. Each is copied before, so that what goes to one rank lies together, and after, in the order of the
+    sequence or the heads (TransformerEngine's flash_attn_a2a_communicate; DeepSpeed's single_all_to_all). TransformerEngine copies one while
+    another travels: only the first before and the last after are waited for."""
+    p = job.plan.parallel
+    whole = collective(job, id, COMPUTE, "all_to_all", sum(sizes), "cp" if p.ulysses == p.cp else "cp_ulysses", CLS)
+    first, last = (sizes[:1], sizes[-1:]) if job.framework.te_attention else (sizes, sizes)
+    before, after = (tuple(MemoryBound("copy", size, size) for size in some) for some in (first, last))
+    return [compute(job, f"{id}.before", before, "elementwise"), whole, compute(job, f"{id}.after", after, "elementwise")]
 
 
 def _now(job: Job, id: str, name: str, size: float) -> Op:
@@ -60,22 +79,24 @@ def _attention(part: Part, works: tuple[Work, ...]) -> Attention:
     )
 
 
-def _output_bytes(part: Part) -> int:
+def _exchanged(part: Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bytes of queries, keys and values, and of the result."""
     work = _attention(part, part.forward)
-    return int(work.batch * work.heads * work.q * (work.dv or work.d) * BYTES[work.dtype])
+    return part.seam_heads, (part.seam_heads[0] * (work.dv or work.d) // work.d,)
 
 
 def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: list[Op], legs: int) -> list[Op]:
-    """cp steps: attention on one chunk of keys while the next arrives.
+    """Attention on one chunk of keys while the next arrives, as many steps as the ring has ranks.
 
-    Forward: keys and values make cp - 1 hops. Backward (`legs` = 2): so do they again, and their gradients make cp:
+    Forward: keys and values make a hop less. Backward (`legs` = 2): so do they again, and their gradients make one for each rank:
     each follows the step that added to it, the last one home.
     """
-    ways = job.size("cp")
+    axis = "cp" if job.plan.parallel.ulysses == 1 else "cp_ring"
+    ways = job.size(axis)
     whole = _attention(part, works)
     if whole.window:
         raise Refused(
-            f'{part.name}: no ring attention (cp_kind = "p2p") of TransformerEngine or PyTorch takes sliding windows or chunks of keys. '
+            f'{part.name}: no ring attention (cp_kind = "{job.plan.parallel.cp_kind}") of TransformerEngine or PyTorch takes sliding windows or chunks of keys. '
             'Use cp_kind = "all_gather" or "all_to_all"'
         )
     chunks = _chunks(whole, ways)
@@ -85,7 +106,8 @@ def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: lis
     for step in range(hops):
         carried = (step + 1 < ways) + (legs == 2 and step > 0)
         if carried:
-            ops += _hop(job, f"{name}.hop{step}", carried * message, f"{name}.hop{step - 1}" if step else "", made=legs == 2 or step == 0)
+            after = f"{name}.hop{step - 1}" if step else ""
+            ops += _hop(job, f"{name}.hop{step}", axis, carried * message, after, made=legs == 2 or step == 0)
         if step < ways:
             alloc, free = first.alloc if step == 0 else 0, first.free if step + 1 == ways else 0
             ops.append(
@@ -96,13 +118,13 @@ def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: lis
     return ops
 
 
-def _hop(job: Job, id: str, size: int, after: str, made: bool) -> list[Op]:
+def _hop(job: Job, id: str, axis: str, size: int, after: str, made: bool) -> list[Op]:
     """Sends to the next rank, receives from the one before. `made`: what travels comes from the compute lane; otherwise the
     hop passes on what hop `after` brought."""
     ready = [*order(job, f"{id}.out", COMPUTE, SEND), Op(f"{id}.in.wait", "wait", RECV, event=f"{id}.out")] if made else []
     passed = [Op(f"{id}.pass.wait", "wait", SEND, event=f"{after}.done")] if after else []
-    send = Op(f"{id}.send", "send", SEND, bytes=size, group="cp", peer=1, cls=CLS)
-    recv = Op(f"{id}.recv", "recv", RECV, bytes=size, group="cp", peer=-1, cls=CLS)
+    send = Op(f"{id}.send", "send", SEND, bytes=size, group=axis, peer=1, cls=CLS)
+    recv = Op(f"{id}.recv", "recv", RECV, bytes=size, group=axis, peer=-1, cls=CLS)
     return [*ready, *passed, send, recv, record(f"{id}.done", RECV)]
 
 

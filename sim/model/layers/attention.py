@@ -32,12 +32,11 @@ def core(
 
     The whole gathered K and V travel (p2p, all_gather), or this rank's Q, K, V change places with heads (all_to_all).
     """
-    b, s, cp = share.micro, share.seq, share.shape.cp
+    b, s, cp, swap = share.micro, share.seq, share.shape.cp, share.shape.ulysses
     keys = kv_seq or s * cp
     if share.math:
         part = _written_out(share, heads, keys, name, dropout, causal or mask, scale, causal)
     else:
-        swap = cp if share.shape.cp_kind == "all_to_all" else 1
         work = Attention(
             b, max(1, heads.q // swap), max(1, heads.kv // swap), s * swap, keys, heads.d, heads.dv if heads.dv != heads.d else 0, causal,
             share.fused, window=window if window < keys else 0,
@@ -54,10 +53,10 @@ def core(
         )  # fmt: skip
     if cp == 1:
         return part
-    whole = b * keys * heads.kv * (heads.d + heads.dv) * share.e
-    if share.shape.cp_kind == "all_to_all":
-        whole = _qkv_bytes(share, heads._replace(kv=max(heads.kv, cp)), b * s, b * s)  # copied where there is less than one for each
-    return replace(part, seam="cp.attention", seam_bytes=whole)
+    held = max(heads.kv, swap)  # heads are copied where there is less than one for each
+    whole = b * keys * (held // swap) * (heads.d + heads.dv) * share.e if swap < cp else 0
+    moved = tuple(b * s * columns * share.e for columns in (heads.q * heads.d, held * heads.d, held * heads.dv))
+    return replace(part, seam="cp.attention", seam_bytes=whole, seam_heads=moved if swap > 1 else ())
 
 
 def _narrow(share: Share, elements: int) -> list[Work]:

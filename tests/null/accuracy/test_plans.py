@@ -221,6 +221,7 @@ def test_any_sizes_make_a_valid_plan_or_a_reason(**sizes: object) -> None:
     [
         ({"cp": 2}, "p2p"),
         ({"cp": 2, "comm_overlap": "none; CP a2a"}, "all_to_all"),
+        ({"cp": 4, "tp": 4, "comm_overlap": "cp_comm_type a2a+p2p"}, "all_to_all+p2p"),
         ({"cp": 2, "model_name": "GPT-OSS-120B", "n_experts": 128, "top_k": 4}, "all_to_all"),
     ],
 )

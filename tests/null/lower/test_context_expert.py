@@ -8,6 +8,8 @@ import pytest
 
 from sim.cost.price import Cost
 from sim.engine.run import simulate
+from sim.files.planfile import load_plan
+from sim.framework.framework import load_framework
 from sim.lower.step import lower
 from sim.model.parts import Part
 from sim.program import Op
@@ -16,12 +18,22 @@ from sim.work import Attention, Gemm, MemoryBound
 from tests.null.lower.tiny import Constant, linear, messages, network, program, show, traffic
 from topologies.errors import BadInput, Refused
 
-KV = 4096
+KV, QKV = 4096, (4096, 1024, 512)
 
 
 def attention(**more: Any) -> Part:
     forward, backward = (Attention(1, 2, 2, 64, 256, 8, dtype="fp32", backward=back) for back in (False, True))
-    return Part(name="core", forward=(forward,), backward=(backward,), cls="attention", saved=7, seam="cp.attention", seam_bytes=KV, **more)
+    return Part(
+        name="core",
+        forward=(forward,),
+        backward=(backward,),
+        cls="attention",
+        saved=7,
+        seam="cp.attention",
+        seam_bytes=KV,
+        seam_heads=QKV,
+        **more,
+    )
 
 
 def test_ring_attention_passes_keys_on_while_it_computes() -> None:
@@ -104,7 +116,75 @@ def test_gathered_keys_and_exchanged_heads() -> None:
     gathered = program({"parallel": {"cp": 2, "cp_kind": "all_gather"}}, network(1, (attention(),)))
     assert messages(gathered) == [("all_gather", "cp", KV), ("all_gather", "cp", KV), ("reduce_scatter", "cp", KV)]
     swapped = program({"parallel": {"cp": 2, "cp_kind": "all_to_all"}}, network(1, (attention(),)))
-    assert messages(swapped) == [("all_to_all", "cp", size) for size in (KV, output, output, KV)]
+    assert messages(swapped) == [("all_to_all", "cp", size) for size in (sum(QKV), output, output, sum(QKV))]
+
+
+def test_rings_go_round_among_ranks_with_the_same_heads() -> None:
+    """Twelve ranks: heads are exchanged among three neighbours, and rings of four ranks pass a quarter of the keys."""
+    split = {"cp": 12, "cp_kind": "all_to_all+p2p", "cp_ulysses": 3}
+    p = program({"parallel": split}, network(1, (attention(),)))
+    output = 1 * 2 * 64 * 8 * 4
+    exchanges = [message for message in messages(p) if message[0] == "all_to_all"]
+    assert exchanges == [("all_to_all", "cp_ulysses", size) for size in (sum(QKV), output, output, sum(QKV))]
+    assert traffic(p, "cp_ring") == (3 + 3 + 4) * KV / 4 and traffic(p, "cp") == 0
+    assert p.mesh.group("cp_ulysses", 4) == (3, 4, 5) and p.mesh.group("cp_ring", 4) == (1, 4, 7, 10)
+    order = show(program({"parallel": split, "task": "forward"}, network(1, (attention(),))).segments["fwd"])
+    assert order[:3] == [f"compute: fwd/L0.core.to_heads{part}" for part in (".before", "", ".after")]
+    assert order[-4:-1] == [f"compute: fwd/L0.core.to_sequence{part}" for part in (".before", "", ".after")]
+    assert sum(line.startswith("compute: fwd/L0.core.") and line[-2] == "." for line in order) == 4
+
+
+@pytest.mark.parametrize(("framework", "waited"), [("pytorch", (5632, 5632)), ("megatron-core", (4096, 512))])
+def test_what_is_exchanged_is_copied_before_and_after(framework: str, waited: tuple[int, int]) -> None:
+    """TransformerEngine copies one tensor while another travels: the first's copy and the last's are seen."""
+    plan = load_plan({"model": "tiny", "precision": "fp32", "parallel": {"cp": 2, "cp_kind": "all_to_all"}, "task": "forward"})
+    p = lower(plan, network(1, (attention(),)), load_framework(framework), "cuda", 1)
+    copied = [sum(w.read for w in op.works if isinstance(w, MemoryBound)) for _, op in p.ops(0) if op.id.endswith((".before", ".after"))]
+    assert copied == [*waited, 4096, 4096]
+
+
+@pytest.mark.parametrize(("framework", "times"), [("pytorch", 1), ("megatron-core", 2)])
+def test_between_rings_te_brings_the_result_back_beside_its_gradient(framework: str, times: int) -> None:
+    plan = load_plan({"model": "tiny", "precision": "fp32", "parallel": {"cp": 4, "cp_kind": "all_to_all+p2p", "cp_ulysses": 2}})
+    p = lower(plan, network(1, (attention(),)), load_framework(framework), "cuda", 1)
+    assert next(op.bytes for _, op in p.ops(0) if op.id == "bwd/L0.core.to_heads") == 4096 * times
+
+
+@pytest.mark.parametrize(("ulysses", "same"), [(1, "p2p"), (4, "all_to_all")])
+def test_between_rings_and_exchanged_heads_lie_both(ulysses: int, same: str) -> None:
+    """One rank exchanges nothing; where all do there are no rings."""
+    tree: dict[str, Any] = {
+        "model": "llama3-8b",
+        "seq_len": 8192,
+        "parallel": {"cp": 4, "cp_kind": "all_to_all+p2p", "cp_ulysses": ulysses},
+    }
+    both, one = (bind(t, "dgx-h100") for t in (tree, {**tree, "parallel": {"cp": 4, "cp_kind": same}}))
+    first, second = (lower(s.plan, s.network, s.framework, "cuda", 2) for s in (both, one))
+    assert first.segments == second.segments and first.mesh == second.mesh
+
+
+def test_a_hybrid_says_how_many_ranks_exchange_heads() -> None:
+    tree: dict[str, Any] = {"model": "llama3-8b", "seq_len": 8192, "parallel": {"cp": 4, "cp_kind": "all_to_all+p2p"}}
+    with pytest.raises(BadInput, match=r"needs parallel.cp_ulysses: how many neighbours"):
+        bind(tree, "dgx-h100")
+    with pytest.raises(BadInput, match="cp_ulysses = 3 must divide cp = 4"):
+        bind({**tree, "parallel": tree["parallel"] | {"cp_ulysses": 3}}, "dgx-h100")
+    few = tree["parallel"] | {"cp": 16, "cp_ulysses": 16}
+    with pytest.raises(BadInput, match=r"cp \(all_to_all\) = 16 does not divide key-value heads"):
+        bind({**tree, "framework": "megatron-core", "parallel": few}, "2x dgx-h100")
+    with pytest.raises(BadInput, match=r"tp x cp_ulysses = 64 does not divide attention heads"):
+        bind({**tree, "parallel": few | {"cp": 128, "cp_ulysses": 64}}, "16x dgx-h100")
+    bind({**tree, "framework": "megatron-core", "parallel": few | {"cp_ulysses": 8}}, "2x dgx-h100")
+
+
+def test_rings_over_fewer_messages_and_the_same_work() -> None:
+    """Two nodes of eight: heads change places inside, keys go round between the two."""
+    tree: dict[str, Any] = {"model": "llama3-8b", "seq_len": 65536, "framework": "megatron-core", "task": "forward"}
+    kinds = ({"cp_kind": "p2p"}, {"cp_kind": "all_to_all+p2p", "cp_ulysses": 8})
+    ring, both = (bind({**tree, "parallel": {"cp": 16, **kind}}, "2x dgx-h100") for kind in kinds)
+    ops = [lower(s.plan, s.network, s.framework, "cuda", 1) for s in (ring, both)]
+    sent = [[op.bytes for _, op in p.ops(0) if op.kind == "send"] for p in ops]
+    assert len(sent[0]) == 15 * len(sent[1]) and set(sent[0]) == set(sent[1])
 
 
 def test_a_ring_needs_fused_attention() -> None:

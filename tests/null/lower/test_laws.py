@@ -34,7 +34,8 @@ def plans(draw: st.DrawFn) -> tuple[dict[str, Any], Network, str]:
         "tp_overlap": draw(st.booleans()),
         "reshard_after_forward": draw(st.booleans()),
         "prefetch": draw(st.integers(0, 3)),
-        "cp_kind": draw(st.sampled_from(["p2p", "all_gather", "all_to_all"])),
+        "cp_kind": draw(st.sampled_from(["p2p", "all_gather", "all_to_all", "all_to_all+p2p"])),
+        "cp_ulysses": draw(st.sampled_from([1, max(1, cp // 2), cp])),
     }
     pp = draw(st.sampled_from([1, 1, 2, 3]))
     schedule = draw(st.sampled_from(sorted(SCHEDULES)))
@@ -60,7 +61,7 @@ def _network(layers: int, tp: int, cp: int, ep: int) -> Network:
     column: dict[str, Any] = {"seam": "tp.gather", "seam_bytes": 64} if tp > 1 else {}
     row: dict[str, Any] = {"seam": "tp.reduce", "seam_bytes": 64} if tp > 1 else {}
     core: Part = attention(recompute=True, dropped=3)
-    core = core if cp > 1 else msgspec.structs.replace(core, seam="", seam_bytes=0)
+    core = core if cp > 1 else msgspec.structs.replace(core, seam="", seam_bytes=0, seam_heads=())
     experts = (UP, DOWN) if ep > 1 else ()
     return network(layers, (norm(), linear("qkv", **column), core, linear("proj", **row), *experts))
 
