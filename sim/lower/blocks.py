@@ -148,6 +148,8 @@ def _dispatched(job: Job, part: Part) -> tuple[Work, ...]:
 
 def _communicate_backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op], list[Op]]:
     """(backward, weight gradients, both in one pass)."""
+    if part.detached:  # what has no gradient (ids, a frozen tower) sends none back
+        return [], [], []
     if part.seam.startswith("tp."):
         return tensor.backward(job, name, part, dgrad, wgrad)
     if part.seam.startswith("cp."):

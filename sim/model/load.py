@@ -51,7 +51,7 @@ def model_from(value: str | dict[str, Any]) -> ModelSpec:
     if isinstance(value, str):
         return load_model(value)
     if "base" not in value:
-        return spec_of(value, "[model]")
+        return _spec(value, "[model]")
     base = value["base"]
     if not isinstance(base, str):
         raise BadInput('[model]: base must be a model\'s name or file in quotes, e.g. base = "llama3-8b"')
@@ -63,7 +63,15 @@ def model_from(value: str | dict[str, Any]) -> ModelSpec:
         under = tree.get(key)
         tree[key] = {**under, **own} if isinstance(under, dict) and isinstance(own, dict) else own
     del tree["base"]
-    return spec_of({**tree, "name": str(value.get("name") or f"{base} (changed)")}, "[model]")
+    return _spec({**tree, "name": str(value.get("name") or f"{base} (changed)")}, "[model]")
+
+
+def _spec(tree: dict[str, Any], where: str, name: str = "") -> ModelSpec:
+    """`spec_of`; a vision-language model's decoder may be another model by name, or a table with `base`."""
+    found = tree.get("decoder")
+    if tree.get("family") == "vlm" and isinstance(found, str | dict):
+        tree = {**tree, "decoder": msgspec.to_builtins(model_from(found))}
+    return spec_of(tree, where, name)
 
 
 @cache
@@ -72,7 +80,7 @@ def _preset(name_or_path: str) -> ModelSpec:
     for path in presets():
         text = path.read_text("utf-8")
         if header in text:
-            return spec_of(tomllib.loads(text)[name_or_path], f"sim/model/presets/{path.name}: {name_or_path}", name_or_path)
+            return _spec(tomllib.loads(text)[name_or_path], f"sim/model/presets/{path.name}: {name_or_path}", name_or_path)
     raise UnknownName("model", name_or_path, models())
 
 
@@ -92,9 +100,9 @@ def _from_file(path: Path) -> ModelSpec:
     if not isinstance(tree, dict):
         raise BadInput(f"model file {path} holds {type(tree).__name__}, not a table of fields")
     if "family" in tree:
-        return spec_of(tree, str(path), path.stem.removesuffix(".model"))
+        return _spec(tree, str(path), path.stem.removesuffix(".model"))
     if path.suffix == ".toml":
-        return spec_of(tree, str(path), path.stem)
+        return _spec(tree, str(path), path.stem)
     from sim.model.readers.huggingface import from_config  # its readers take time to load, and presets need none
 
     return from_config(tree, str(path))

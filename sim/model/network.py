@@ -17,6 +17,7 @@ from sim.model.specs.pictures import Pictures
 from sim.model.specs.recommender import Dlrm
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
 from sim.model.specs.speech import Wav2Vec, Whisper
+from sim.model.specs.vlm import VisionLanguage
 from sim.work import MemoryBound
 from topologies.errors import Refused
 
@@ -97,6 +98,7 @@ _BUILDERS: dict[type, tuple[str, str]] = {
     Dlrm: ("dlrm", "blocks_of"),
     Whisper: ("speech.whisper", "blocks_of"),
     Wav2Vec: ("speech.wav2vec", "blocks_of"),
+    VisionLanguage: ("multimodal.vlm", "blocks_of"),
     EncDec: ("language.encdec", "blocks_of"),
     TransformerXl: ("language.xl", "blocks_of"),
     Seq2Seq: ("language.lstm", "blocks_of"),

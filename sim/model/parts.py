@@ -130,6 +130,11 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def params(self) -> int:
         return sum(part.params for part in self.parts)
 
+    @cached_property
+    def detached(self) -> bool:
+        """None of its parts has a backward: they are frozen, and so is all before them."""
+        return all(part.detached for part in self.parts)
+
     @property
     def end(self) -> bool:
         """It is an end of the network, an embedding or the head, and no layer."""

@@ -37,7 +37,7 @@ def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
     stages: list[list[tuple[str, Block]]] = [[] for _ in sizes]
     at, room, left = 0, sizes[0], layers
     for name, block in network.blocks:
-        if block.kind == "layer" or (name in network.tied and 0 < left < layers):  # a decoder's embedding is on its first stage
+        if block.kind == "layer" or (block.kind == "embed" and 0 < left < layers):  # a decoder's embedding is on its first stage
             while room == 0:
                 at, room = at + 1, sizes[at + 1]
         if block.kind == "layer":
@@ -45,6 +45,12 @@ def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
         elif left == 0:
             at = count - 1  # the head, with or without a layer before it
         stages[at].append((name, block))
+    untrained = next((at for at, stage in enumerate(stages) if stage and all(block.detached for _, block in stage)), None)
+    if untrained is not None and plan.task != "forward":
+        raise Refused(
+            f"{network.name}: stage {untrained} holds {stages[untrained][0][0]} to {stages[untrained][-1][0]}, which are frozen: no gradient comes "
+            "back to it, and no pipeline runs so. Set parallel.stages so that each holds something that is trained"
+        )
     return tuple(tuple(stage) for stage in stages)
 
 

@@ -18,6 +18,7 @@ from sim.model.captured import Captured
 from sim.model.layers.redo import check_modules
 from sim.model.load import model_from
 from sim.model.specs.decoder import Lora
+from sim.model.specs.vlm import VisionLanguage
 from sim.plan import Plan
 from sim.rules import mesh_of
 from sim.setting.folding import places_of
@@ -118,8 +119,16 @@ def model_of(plan: Plan) -> ModelSpec:
     if plan.task == "lora":
         if not hasattr(model, "lora"):
             raise Refused(f'task = "lora" needs a decoder; {plan.model_name} is none ({type(model).__name__.lower()})')
-        return model if model.lora is not None else msgspec.structs.replace(model, lora=Lora())
+        return model if model.lora is not None else _adapted(model)
     return model
+
+
+def _adapted(model: ModelSpec) -> ModelSpec:
+    """With adapters where people put them: in a vision-language model's decoder, whose tower then is not trained either."""
+    if not isinstance(model, VisionLanguage):
+        return msgspec.structs.replace(model, lora=Lora())
+    frozen = tuple(dict.fromkeys(("tower", *model.frozen)))
+    return msgspec.structs.replace(model, decoder=msgspec.structs.replace(model.decoder, lora=Lora()), frozen=frozen)
 
 
 def usual_length(model: ModelSpec) -> int:

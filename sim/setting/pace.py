@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from sim.cost.kernel import assumed, kernel_cost
 from sim.cost.sustained import slowest
-from sim.model.layers.redo import redone
+from sim.model.layers.redo import redone, whole_again
 from sim.model.parts import Block, Network
 from sim.model.stages import Blocks, held, layout
 from sim.rules import mesh_of
@@ -77,12 +77,9 @@ class _Priced:
 
     def chunk(self, blocks: Blocks) -> float:
         """Seconds of a chunk, of which all layers are recomputed whole, or the first of them."""
-        memory, known, left, total = self._plan.memory, self._known, 0, 0.0
-        if memory.recompute == "full" and self._plan.task != "forward":
-            left = memory.recompute_layers or len(blocks)
-        for _, block in blocks:
-            again = left > 0 and block.kind not in ("embed", "head")
-            left -= again
+        known, total = self._known, 0.0
+        for (_, block), whole in zip(blocks, whole_again(self._plan.memory, blocks), strict=True):
+            again = whole and self._plan.task != "forward"
             seconds = known.get((id(block), again))
             if seconds is None:
                 seconds = known[id(block), again] = self._seconds(block, again)

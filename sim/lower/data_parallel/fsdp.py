@@ -66,12 +66,15 @@ def _free_for(line: list[Unit], k: int, ahead: int) -> str:
 def backward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], pieces: Pieces, tag: str, sync: bool) -> list[Op]:
     """Backward `pieces` of a stage with gathers before each block and, with `sync`, its gradients reduced after it."""
     inline = job.size("pp") == 1
-    line = [units[b.name] for b in reversed(blocks) if units[b.name].messages and not units[b.name].root] if job.reshard else []
+    # Freed after forward, and not needed again.
+    resting = {block.name for block in blocks if block.block.detached} if job.reshard else set()
+    needed = [units[block.name] for block in reversed(blocks) if block.name not in resting] if job.reshard else []
+    line = [unit for unit in needed if unit.messages and not unit.root]
     ahead = job.plan.parallel.prefetch
     ops = [op for unit in line[:ahead] if not unit.kept for op in _gather(job, "bwd", unit)]
     reduced: list[Unit] = []
     j = 0
-    for name, group in groupby(pieces, key=lambda piece: piece[0].block):
+    for name, group in groupby((piece for piece in pieces if piece[0].block not in resting), key=lambda piece: piece[0].block):
         unit = units[name]
         if unit in line:
             if ahead == 0 and not unit.kept:

@@ -44,9 +44,7 @@ def nodes(part: Part) -> int:
 
 
 def backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op]]:
-    """Gradients travel the other way round; what has none (ids) does not come back."""
-    if part.detached:
-        return dgrad, wgrad
+    """Gradients travel the other way round."""
     exchange = _exchange(job, f"bwd/{name}.all_to_all", part)
     weights = _weights(job, f"bwd/{name}.weights.all_to_all", part)
     return ([*dgrad, *weights, exchange] if part.seam == "ep.dispatch" else [exchange, *dgrad]), wgrad

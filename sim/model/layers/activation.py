@@ -35,6 +35,9 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
     elif (kind == "gelu_new" or (kind == "gelu" and share.framework.elementwise.graph_operators)) and not fused:
         forward, backward = _gelu_in_python(share, n, 4 if share.framework.elementwise.graph_operators else e)
         kept = 4 * n * e  # x, its half, tanh and 1 + tanh
+    elif kind == "quick_gelu" and not fused:
+        forward, backward = _quick_gelu_in_python(share, n, e)
+        kept = 2 * n * e
     else:
         twice = kind == "relu2" and (not fused or (share.framework.elementwise.eager_relu2 and not share.framework.compile))
         flops, back = _ACTIVATION_FLOPS.get(kind, (8.0, 12.0))
@@ -77,3 +80,11 @@ def _gelu_in_python(share: Share, n: int, e: int) -> tuple[tuple[Work, ...], tup
     tanh, add = elementwise("activation", share, n, e, e, 8.0), elementwise("add", share, n, 2 * e, e)
     back = elementwise("activation", share, n, 2 * e, e, 2.0)
     return (one, one, add, one, tanh, one, one, two), (two, two, one, back, one, one, one, one, two, add, add)
+
+
+def _quick_gelu_in_python(share: Share, n: int, e: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """transformers' QuickGELUActivation, x sigmoid(1.702 x), as eager PyTorch runs it: one kernel an operator. Backward: the product rule, the
+    sigmoid's, the factor, and x's two gradients added."""
+    one, two = elementwise("scale", share, n, e, e), elementwise("scale", share, n, 2 * e, e)
+    sigmoid, back = elementwise("activation", share, n, e, e, 5.0), elementwise("activation", share, n, 2 * e, e, 3.0)
+    return (one, sigmoid, two), (two, two, back, one, elementwise("add", share, n, 2 * e, e))

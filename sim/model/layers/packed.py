@@ -23,9 +23,7 @@ def inside(parts: Sequence[Part], tokens: int) -> list[Part]:
 
 
 def _each(works: Sequence[Work], tokens: int) -> tuple[Work, ...]:
-    return tuple(
-        _split(work, tokens) if isinstance(work, Attention) and work.causal and work.q == work.kv > tokens else work for work in works
-    )
+    return tuple(_split(work, tokens) if isinstance(work, Attention) and work.q == work.kv > tokens else work for work in works)
 
 
 def _split(work: Attention, tokens: int) -> Attention:

@@ -49,10 +49,11 @@ class Redone(NamedTuple):
 
 
 def whole_again(memory: Memory, blocks: Sequence[tuple[str, Block]]) -> list[bool]:
-    """Which blocks of a stage run again as a whole (recompute = "full"): its layers, or the first `recompute_layers` of them."""
+    """Which blocks of a stage run again as a whole (recompute = "full"): its layers, or the first `recompute_layers` of them, but those that
+    have no backward."""
     left, found = (memory.recompute_layers or len(blocks)) if memory.recompute == "full" else 0, list[bool]()
     for _, block in blocks:
-        found.append(left > 0 and not block.end)
+        found.append(left > 0 and not (block.end or block.detached))
         left -= found[-1]
     return found
 
@@ -75,7 +76,8 @@ def sent_away(memory: Memory, blocks: Sequence[tuple[str, Block]]) -> dict[int, 
 def redone(block: Block, modules: Iterable[Module], compiled: bool = False) -> Redone:
     """What of a block `modules` make run again; modules that it does not have do nothing. `compiled`: by a compiler, which keeps and runs nothing
     that is not read."""
-    found = sorted((redo for module in dict.fromkeys(modules) for redo in _found(module, block, compiled)), key=lambda redo: redo.parts)
+    modules = () if block.detached else dict.fromkeys(modules)
+    found = sorted((redo for module in modules for redo in _found(module, block, compiled)), key=lambda redo: redo.parts)
     runs: dict[int, tuple[Part, ...]] = {}
     back: dict[int, int] = {}
     dropped = [0] * len(block.parts)

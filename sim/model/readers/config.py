@@ -8,7 +8,7 @@ from topologies.errors import BadInput, Refused, UnknownName
 
 ACTIVATIONS = {
     "silu": "swiglu", "swish": "swiglu", "swiglu": "swiglu", "gelu": "gelu", "gelu_new": "gelu_new", "gelu_fast": "gelu", "gelu_python": "gelu",
-    "gelu_pytorch_tanh": "gelu", "quick_gelu": "gelu", "relu": "relu", "relu2": "relu2", "tanh": "tanh",
+    "gelu_pytorch_tanh": "gelu", "quick_gelu": "quick_gelu", "relu": "relu", "relu2": "relu2", "tanh": "tanh",
 }  # fmt: skip
 """transformers' names of activations; the gated form of silu is ours."""
 _GATED = {"swiglu": "swiglu", "gelu": "geglu", "gelu_new": "geglu", "relu": "reglu"}

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim.model.readers import experts, gated, gpt, others, pictures, speech
+from sim.model.readers import experts, gated, gpt, others, pictures, sight, speech
 from sim.model.readers.config import Config
 from sim.model.specs.spec import ModelSpec, spec_of
 from topologies.errors import BadInput, Refused, UnknownName
 
 Reader = Callable[[Config], dict[str, Any]]
 
-READERS: dict[str, Reader] = {**gated.READERS, **experts.READERS, **gpt.READERS, **others.READERS, **pictures.READERS, **speech.READERS}
+READERS: dict[str, Reader] = {
+    **gated.READERS, **experts.READERS, **gpt.READERS, **others.READERS, **pictures.READERS, **speech.READERS, **sight.READERS,
+}  # fmt: skip
 """Reader by `model_type`."""
 
 
@@ -45,7 +47,7 @@ _CAPTURE = "Any torch.nn.Module can be recorded instead: steptwin plan capture M
 
 def _not_read(kind: str, tree: dict[str, Any], where: str) -> BadInput:
     """Why a type has no reader, and what to do."""
-    from sim.model.readers.undescribed import BY_FAMILY, LANGUAGE_MODEL, UNDESCRIBED
+    from sim.model.readers.undescribed import BY_FAMILY, UNDESCRIBED
 
     if isinstance(tree.get("text_config"), dict):
         return Refused(
@@ -56,11 +58,6 @@ def _not_read(kind: str, tree: dict[str, Any], where: str) -> BadInput:
         return Refused(
             f"{where}: configs of model_type '{kind}' are not read, but the model is described. "
             f'Write its sizes into the plan\'s [model] table, with family = "{BY_FAMILY[kind]}", or take a preset (steptwin plan list)'
-        )
-    if kind in LANGUAGE_MODEL:
-        return Refused(
-            f"{where}: model_type '{kind}' has {UNDESCRIBED[kind]}, which is not described. "
-            f'Write "model_type": "{LANGUAGE_MODEL[kind]}" to predict the language model alone'
         )
     if kind in UNDESCRIBED:
         return Refused(f"{where}: model_type '{kind}' has {UNDESCRIBED[kind]}, which is not described. {_CAPTURE}")

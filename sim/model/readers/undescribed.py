@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _SCAN = "the selective scan of Mamba-1"
-_IMAGES = "its image encoder"
 _STACKS = "an encoder and a decoder with learned positions"
 
 UNDESCRIBED: dict[str, str] = {
@@ -21,11 +20,8 @@ UNDESCRIBED: dict[str, str] = {
     "big_bird": "block-sparse attention", "xlnet": "two-stream attention",
     "swin": "windows of patches that shift", "swinv2": "windows of patches that shift", "convnextv2": "global response normalization", "deit": "a distillation token", "dinov2": "layer scale and a head for features",
     "beit": "relative positions of patches", "mobilenet_v2": "inverted bottlenecks",
-    "qwen2_vl": _IMAGES, "qwen2_5_vl": _IMAGES, "qwen3_vl": _IMAGES,
 }  # fmt: skip
 """What is missing, in words for "... is not described"."""
 
 BY_FAMILY = {"wav2vec2": "wav2vec"}
 """The family of a model that is described, where nothing reads its config."""
-LANGUAGE_MODEL = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2"}
-"""The type of the language model inside, where the file keeps its sizes at the top."""

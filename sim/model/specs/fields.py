@@ -11,7 +11,7 @@ Layers = Annotated[int, msgspec.Meta(ge=1, le=10**4)]
 """Deeper than any that was trained (DeepNet, arXiv 2203.00555, had 1,000)."""
 Natural = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
-Activation = Literal["gelu", "gelu_new", "relu", "relu2", "silu", "tanh", "swiglu", "geglu", "reglu"]
+Activation = Literal["gelu", "gelu_new", "quick_gelu", "relu", "relu2", "silu", "tanh", "swiglu", "geglu", "reglu"]
 """`swiglu`, `geglu`, `reglu` are gated: act(gate) x up."""
 
 

@@ -20,6 +20,7 @@ from sim.model.specs.fields import Activation, Count, Fraction, Layers, Natural,
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.recommender import Dlrm
 from sim.model.specs.speech import Wav2Vec, Whisper
+from sim.model.specs.vlm import VisionLanguage
 from topologies.errors import BadInput, UnknownName
 
 
@@ -198,6 +199,7 @@ ModelSpec = Union[
     DiffusionUNet,
     Whisper,
     Wav2Vec,
+    VisionLanguage,
     Dlrm,
     Mlp,
     Captured,

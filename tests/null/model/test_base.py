@@ -51,7 +51,7 @@ def test_a_captured_module_has_no_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"activation": "swish"}, "Allowed: gelu, gelu_new, relu"),
+        ({"activation": "swish"}, "Allowed: gelu, gelu_new, quick_gelu, relu"),
         ({"position": "absolute"}, "Allowed: rope, learned, alibi, none"),
         ({"lora": {"targets": ["qvk"]}}, "Allowed: qkv, proj, up, down"),
         ({"family": "cnn", "arch": "unet"}, "Allowed: resnet, vgg, alexnet, inception-v3, ssd300, mask-rcnn, cifar"),

@@ -89,7 +89,7 @@ def test_variants_that_are_known_and_not_described_are_refused() -> None:
         with pytest.raises(Refused, match=word):
             from_config(CONFIGS[name][1] | change, "config.json")
     with pytest.raises(Refused, match="Save its text_config"):
-        from_config({"model_type": "gemma3", "text_config": CONFIGS["gemma-3-1b"][1], "vision_config": {}}, "config.json")
+        from_config({"model_type": "llava_onevision", "text_config": CONFIGS["gemma-3-1b"][1], "vision_config": {}}, "config.json")
     with pytest.raises(BadInput, match="is no ResNet-18"):
         from_config(CONFIGS["resnet-50"][1] | {"depths": [3, 4, 5, 3]}, "config.json")
 

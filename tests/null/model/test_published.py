@@ -11,8 +11,8 @@ PLAIN = Framework(name="plain", source="test")
 
 
 def shape_of(name: str) -> Shape:
-    """One sample; Whisper's texts have at most 448 tokens."""
-    return Shape(micro=1, seq=448 if name.startswith("whisper") else 512)
+    """One sample; Whisper's texts have at most 448 tokens, and pictures of some take more than 512."""
+    return Shape(micro=1, seq=448 if name.startswith("whisper") else max(512, getattr(load_model(name), "tokens", 0)))
 
 
 EXACT = {
@@ -234,6 +234,24 @@ EXACT = {
     "whisper-large-v2": 1_543_304_960,
     "whisper-large-v3": 1_543_490_560,
     "whisper-large-v3-turbo": 808_878_080,
+    # transformers 5.24, the classes for conditional generation of the released configs
+    "llava-1.5-7b": 7_063_427_072,
+    "llava-1.5-13b": 13_351_494_656,
+    "qwen2-vl-2b": 2_208_985_600,
+    "qwen2-vl-7b": 8_291_375_616,
+    "qwen2-vl-72b": 73_405_560_320,
+    "qwen2.5-vl-3b": 3_754_622_976,
+    "qwen2.5-vl-7b": 8_292_166_656,
+    "qwen2.5-vl-32b": 33_452_718_336,
+    "qwen2.5-vl-72b": 73_410_777_344,
+    "internvl3-2b": 2_088_957_440,
+    "internvl3-8b": 7_944_373_760,
+    "internvl3-14b": 15_117_256_704,
+    "gemma3-4b-vision": 4_300_079_472,
+    "gemma3-12b-vision": 12_187_325_040,
+    "gemma3-27b-vision": 27_432_406_640,
+    "paligemma-3b": 2_923_466_480,
+    "pixtral-12b": 12_682_739_712,
     # facebookresearch/dlrm, dlrm_s_pytorch.py with the arguments of its Kaggle script and of MLPerf's: 33,762,577 and 187,767,399 rows and the MLPs
     "dlrm-kaggle": 540_677_217,
     "dlrm-terabyte": 24_036_595_969,

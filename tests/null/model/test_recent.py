@@ -188,7 +188,6 @@ def test_mixers_are_checked() -> None:
         ("mamba", "selective scan.*plan capture"),
         ("wav2vec2", 'with family = "wav2vec"'),
         ("deepseek_v32", "sparse attention"),
-        ("qwen2_vl", '"qwen2"'),
     ],
 )
 def test_what_is_known_and_not_described_is_refused_with_its_reason(kind: str, words: str) -> None:

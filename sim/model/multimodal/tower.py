@@ -1,0 +1,123 @@
+"""Vision towers, operator by operator as transformers runs CLIP, SigLIP, InternViT, Pixtral's and Qwen's: patches, layers, the last norm."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.model.layers.attention import grouped_query
+from sim.model.layers.elementwise import elementwise, residual
+from sim.model.layers.linear import linear, weight_casts
+from sim.model.layers.mlp import mlp
+from sim.model.layers.norm import before, norm
+from sim.model.layers.packed import inside
+from sim.model.parts import Part
+from sim.model.share import Share
+from sim.model.specs.vlm import Tower
+from sim.work import Conv, MemoryBound, Work
+
+
+def stem(tower: Tower, share: Share) -> list[Part]:
+    """Patches of the pictures, which need no gradient, with positions where they are a table; windows are put together."""
+    parts = [_flat(tower, share) if tower.frames > 1 else _convolved(tower, share)]
+    if tower.position == "learned":
+        parts.append(_positions(tower, share))
+    if tower.window:
+        parts.append(reordered(share, "windows", share.rows, tower.hidden))
+    if tower.first_norm:
+        parts.append(norm(share, "first_norm", share.srows, tower.hidden, tower.norm, after_residual=False))
+    return parts
+
+
+def layer(tower: Tower, share: Share, windowed: bool) -> list[Part]:
+    """Norm, attention, residual, norm, MLP, residual; each mixer scaled where the tower does so."""
+    h, heads = tower.hidden, tower.heads
+    attn = grouped_query(
+        share, h, heads, heads, h // heads, qkv_bias=tower.bias, proj_bias=tower.bias, causal=False, rotary=float(tower.position == "rope"),
+        fused=share.framework.linears.fused_projections if tower.fused_qkv is None else tower.fused_qkv,
+    )  # fmt: skip
+    if windowed:
+        attn = inside(attn, tower.window)
+    gate_apart = share.framework.linears.gate_apart or not share.framework.linears.fused_projections
+    rest = mlp(share, h, tower.ffn, tower.activation, bias=tower.bias, fused=not gate_apart)
+    found = []
+    for name, mixer in (("attn", attn), ("mlp", rest)):
+        first = norm(share, f"{name}.norm", share.srows, h, tower.norm, modules=2 if name == "attn" else 1)
+        found += [before(share, first, mixer[0]), *mixer]
+        found += [_scaled(share, f"{name}.scale", h)] * tower.layer_scale
+        found.append(residual(share, f"{name}.residual", share.srows, h, dropout=False))
+    return found
+
+
+def ending(tower: Tower, share: Share) -> list[Part]:
+    """The last norm, and the patches in their order again."""
+    rows = share.srows if tower.last_norm == "patches" else share.micro
+    parts = [norm(share, "last_norm", rows, tower.hidden, tower.norm)] if tower.last_norm else []
+    if tower.last_norm == "class":  # nobody reads it
+        parts = [still(parts[0])]
+    if tower.class_token:
+        n = share.micro * tower.patches * tower.hidden
+        cut, zero = elementwise("copy", share, n, share.es, share.es), elementwise("zero", share, share.rows * tower.hidden, 0, share.es)
+        parts.append(Part(name="without_class", forward=(cut,), backward=(zero, cut), cls="elementwise", modules=0))
+    return parts
+
+
+def still(part: Part) -> Part:
+    """Neither its parameters nor anything before it needs a gradient: it keeps nothing, and has no backward."""
+    return replace(part, frozen=True, detached=True, backward=(), wgrad=(), saved=0)
+
+
+def reordered(share: Share, name: str, rows: int, width: int) -> Part:
+    """Rows in another order, by their indices: read so, and in backward added so to zeros."""
+    n, es, ids = rows * width, share.es, 8 * rows
+    take: Work = MemoryBound("embedding", n * es + ids, n * es, share.act)
+    back: tuple[Work, ...] = (elementwise("zero", share, n, 0, es), MemoryBound("embedding_backward", n * es + ids, 2 * n * es, share.act))
+    return Part(name=name, forward=(take,), backward=back, cls="elementwise", modules=0, saved=ids)
+
+
+def _flat(tower: Tower, share: Share) -> Part:
+    """Pixels that come patch by patch: a convolution whose kernel is all of its input, as the product that it is."""
+    part = linear(share, "patches", 3 * tower.frames * tower.patch**2, tower.hidden, bias=tower.patch_bias, low=False)
+    return replace(part, backward=tuple(work for work in part.backward if getattr(work, "role", "") != "dgrad"), matrices=())
+
+
+def _convolved(tower: Tower, share: Share) -> Part:
+    """A convolution of stride = kernel = patch over the picture, its map turned to tokens, and the class token put before them."""
+    b, patches = share.micro, tower.patches
+    shape = (b, 3, tower.image, tower.image, tower.hidden, tower.patch, tower.patch, tower.patch, 0, 1, share.core)
+    weight = 3 * tower.patch**2 * tower.hidden
+    tensors = (weight, *(tower.hidden,) * (tower.patch_bias + tower.class_token))
+    down, up = weight_casts(share, tensors[:1])
+    n = b * patches * tower.hidden * share.e
+    turn = elementwise("copy", share, b * patches * tower.hidden, share.e, share.es)
+    add: list[Work] = [MemoryBound("add", n, n, share.act)] * tower.patch_bias
+    total: list[Work] = [MemoryBound("reduce", n, tower.hidden * share.e, share.act)] * tower.patch_bias
+    return Part(
+        name="patches",
+        forward=(*down, Conv(*shape), *add, *(turn,) * tower.class_token),
+        backward=(turn,),
+        wgrad=(Conv(*shape, "wgrad"), *total, *up),
+        cls="conv",
+        tensors=tensors,
+        saved=b * 3 * tower.image**2 * share.e,
+        modules=3,
+    )
+
+
+def _positions(tower: Tower, share: Share) -> Part:
+    """A table added to each picture's tokens."""
+    n, table = share.rows * tower.hidden, tower.tokens * tower.hidden
+    add = elementwise("add", share, n, share.es * (1 + 1 / share.micro), share.es)
+    total = MemoryBound("reduce", n * share.es, table * share.es, share.act)
+    return Part(
+        name="positions", forward=(add,), wgrad=(total,), cls="elementwise", tensors=(table,), tables=((tower.tokens, tower.hidden),)
+    )
+
+
+def _scaled(share: Share, name: str, hidden: int) -> Part:
+    """A learned factor for each column: its gradient is a sum over all rows of gradient x input."""
+    n, e = share.srows * hidden, share.e
+    scale, twice = elementwise("scale", share, n, e, e), elementwise("scale", share, n, 2 * e, e)
+    total = MemoryBound("reduce", n * e, hidden * e, share.act)
+    return Part(
+        name=name, forward=(scale,), backward=(scale,), wgrad=(twice, total), cls="elementwise", tensors=(hidden,), saved=n * e, modules=0
+    )

@@ -1,0 +1,150 @@
+"""What a vision-language model is: a tower that sees, a projector, and the decoder that reads both. Sizes are counts of elements."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from sim.model.check import check_heads
+from sim.model.specs.decoder import Decoder, Lora, Moe
+from sim.model.specs.fields import Activation, Count, Layers, Natural, Spec
+from topologies.errors import BadInput, Refused
+
+
+class Tower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A vision transformer without a head (CLIP, SigLIP, InternViT, Pixtral's and Qwen's)."""
+
+    layers: Layers
+    hidden: Count
+    heads: Count
+    ffn: Count
+    activation: Activation = "gelu"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    bias: bool = True
+    """Linear layers have biases."""
+    fused_qkv: bool | None = None
+    """q, k, v are one linear; None = as the framework does."""
+    image: Count = 448
+    """Pixels of a side: pictures of all sizes count by a square of their mean number of pixels."""
+    patch: Count = 14
+    frames: Count = 1
+    """Pictures that one patch spans (Qwen's towers take two frames of a video at once, and a picture twice)."""
+    patch_bias: bool = False
+    class_token: bool = False
+    position: Literal["learned", "rope"] = "learned"
+    first_norm: bool = False
+    """A norm before the first layer (CLIP, Pixtral)."""
+    last_norm: Literal["", "patches", "class"] = ""
+    """After the last layer: of all patches (SigLIP), or of the class token alone, for what no decoder reads (CLIP)."""
+    layer_scale: bool = False
+    """What attention and MLP make is scaled by learned columns (InternViT)."""
+    window: Natural = 0
+    """Patches of one window that attend to each other; 0 = all of a picture."""
+    full_every: Natural = 0
+    """Every n-th layer attends to the whole picture all the same (Qwen2.5-VL: 8)."""
+    unread: Natural = 0
+    """Last layers that run for nothing: the decoder reads what the one before them makes (LLaVA: 1)."""
+
+    @property
+    def patches(self) -> int:
+        return (self.image // self.patch) ** 2
+
+    @property
+    def tokens(self) -> int:
+        """Of one picture, inside the tower."""
+        return self.patches + self.class_token
+
+
+class Projector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Patches to what the decoder reads in place of words: fewer, and as wide."""
+
+    merge: Count = 1
+    """The columns of a square of so many patches a side are joined (pixel shuffle, Qwen's merger)."""
+    pool: Count = 1
+    """... or averaged (Gemma 3)."""
+    norm: Literal["", "layernorm", "rmsnorm"] = ""
+    joined_norm: bool = False
+    """The norm is over joined patches (InternVL), not over each (Qwen)."""
+    layers: Literal[1, 2] = 2
+    """Linears; two have GELU between."""
+    inner: Natural = 0
+    """Width between them; 0 = the decoder's."""
+    bias: bool = True
+
+
+class VisionLanguage(Spec, tag="vlm", frozen=True, kw_only=True):
+    """Pictures through a vision tower and a projector into a decoder, beside words (LLaVA, Liu et al. 2023; Qwen2-VL, InternVL, Gemma 3)."""
+
+    tower: Tower
+    projector: Projector = Projector()
+    decoder: Decoder
+    images: Count = 1
+    """Pictures (or tiles of them) in each sequence, whose tokens the plan's seq_len counts."""
+    frozen: tuple[Literal["tower", "projector", "decoder"], ...] = ()
+    """What is not trained."""
+
+    def __post_init__(self) -> None:
+        name, tower = self.name or "vlm", self.tower
+        check_heads(f"{name}: tower", tower.hidden, tower.heads)
+        side = self.projector.merge * self.projector.pool
+        if tower.image % (tower.patch * side):
+            raise BadInput(
+                f"{name}: tower.image = {tower.image} is no multiple of {tower.patch * side}: patches of {tower.patch} pixels, of which the "
+                f"projector makes one of {side} x {side}"
+            )
+        if tower.unread >= tower.layers:
+            raise BadInput(f"{name}: tower.unread = {tower.unread} leaves none of {tower.layers} layers")
+        if len(set(self.frozen)) == 3:
+            raise BadInput(f"{name}: frozen names all parts: nothing is trained. Leave one out")
+        if "projector" in self.frozen and "tower" not in self.frozen:
+            raise Refused(f"{name}: a frozen projector behind a trained tower is not described. Freeze the tower too, or train both")
+
+    @property
+    def tokens(self) -> int:
+        """That the decoder reads of one picture."""
+        return self.tower.patches // (self.projector.merge * self.projector.pool) ** 2
+
+    def input_bytes(self, seq: int) -> int:
+        """int64 ids and labels, and fp32 pictures."""
+        return 16 * seq + 12 * self.images * self.tower.frames * self.tower.image**2
+
+    # What planning and memory ask of any model of layers.
+
+    @property
+    def layers(self) -> int:
+        return self.tower.layers + self.decoder.layers
+
+    @property
+    def heads(self) -> int:
+        """What tensor parallelism must divide."""
+        return math.gcd(self.tower.heads, self.decoder.heads)
+
+    @property
+    def moe(self) -> Moe | None:
+        return self.decoder.moe
+
+    @property
+    def tied(self) -> bool:
+        return self.decoder.tied
+
+    @property
+    def mtp(self) -> int:
+        return self.decoder.mtp
+
+    @property
+    def window(self) -> int:
+        return self.decoder.window
+
+    @property
+    def position(self) -> str:
+        return self.decoder.position
+
+    @property
+    def positions(self) -> int:
+        return self.decoder.positions
+
+    @property
+    def lora(self) -> Lora | None:
+        return self.decoder.lora

@@ -1,0 +1,158 @@
+"""Vision-language models in plain PyTorch with transformers' order of operators: CLIP's tower with LLaVA's projector, Qwen2.5-VL's tower with its
+merger, SigLIP's with Gemma 3's. All read by the same small Llama."""
+
+# mypy: disable-error-code="no-any-return,no-untyped-call"
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.conformance.modules import Llama, RmsNorm, heads_of, joined, rotated
+
+
+class QuickGelu(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+class Layer(nn.Module):
+    """CLIP's and SigLIP's: three linears, a plain MLP."""
+
+    def __init__(self, h: int, heads: int, ffn: int, act: nn.Module) -> None:
+        super().__init__()
+        self.heads, self.act = heads, act
+        self.q, self.k, self.v, self.proj = (nn.Linear(h, h) for _ in range(4))
+        self.norm1, self.norm2, self.up, self.down = nn.LayerNorm(h), nn.LayerNorm(h), nn.Linear(h, ffn), nn.Linear(ffn, h)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm1(x)
+        q, k, v = (heads_of(one(y), self.heads) for one in (self.q, self.k, self.v))
+        x = x + self.proj(joined(F.scaled_dot_product_attention(q, k, v)))
+        return x + self.down(self.act(self.up(self.norm2(x))))
+
+
+class Clip(nn.Module):
+    """Pictures of 28 pixels, patches of 7; the last layer runs for nothing, and the class token's norm too."""
+
+    def __init__(self, h: int = 96, heads: int = 4, ffn: int = 384, n: int = 3) -> None:
+        super().__init__()
+        self.conv, self.token = nn.Conv2d(3, h, 7, 7, bias=False), nn.Parameter(torch.zeros(h))
+        self.positions, self.first, self.last = nn.Embedding(17, h), nn.LayerNorm(h), nn.LayerNorm(h)
+        self.layers = nn.ModuleList(Layer(h, heads, ffn, QuickGelu()) for _ in range(n))
+
+    @torch.no_grad()
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        x = self.conv(pictures).flatten(2).transpose(1, 2)
+        x = torch.cat((self.token.expand(x.shape[0], 1, -1), x), 1) + self.positions(torch.arange(17, device=x.device).expand(1, -1))
+        x = self.first(x)
+        for layer in self.layers[:-1]:
+            x = layer(x)
+        self.last(self.layers[-1](x)[:, 0])
+        return x[:, 1:].contiguous()
+
+
+class Siglip(nn.Module):
+    """Pictures of 56 pixels, patches of 7: 64 of them."""
+
+    def __init__(self, h: int = 96, heads: int = 4, ffn: int = 384, n: int = 2) -> None:
+        super().__init__()
+        self.conv, self.positions, self.last = nn.Conv2d(3, h, 7, 7), nn.Embedding(64, h), nn.LayerNorm(h)
+        self.layers = nn.ModuleList(Layer(h, heads, ffn, nn.GELU("tanh")) for _ in range(n))
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        x = self.conv(pictures).flatten(2).transpose(1, 2) + self.positions(torch.arange(64, device=pictures.device).expand(1, -1))
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x)
+
+
+class QwenLayer(nn.Module):
+    def __init__(self, h: int, heads: int, ffn: int) -> None:
+        super().__init__()
+        self.heads, self.norm1, self.norm2 = heads, RmsNorm(h), RmsNorm(h)
+        self.qkv, self.proj, self.gate, self.up, self.down = (nn.Linear(*s) for s in ((h, 3 * h), (h, h), (h, ffn), (h, ffn), (ffn, h)))
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, window: int) -> torch.Tensor:
+        b, n, _ = x.shape
+        q, k, v = (heads_of(y, self.heads) for y in self.qkv(self.norm1(x).view(b * n // window, window, -1)).chunk(3, -1))
+        q, k = rotated(q, cos[:window], sin[:window]), rotated(k, cos[:window], sin[:window])
+        x = x + self.proj(joined(F.scaled_dot_product_attention(q, k, v)).view(b, n, -1))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Qwen(nn.Module):
+    """Patches of 7 pixels in two frames, flat; windows of 16 patches of 64, whole pictures in every second layer."""
+
+    def __init__(self, h: int = 96, heads: int = 4, ffn: int = 256, n: int = 2) -> None:
+        super().__init__()
+        self.patch, self.width = nn.Linear(3 * 2 * 49, h, bias=False), h // heads
+        self.layers = nn.ModuleList(QwenLayer(h, heads, ffn) for _ in range(n))
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        n = pictures.shape[1]
+        order = torch.arange(n - 1, -1, -1, device=pictures.device)
+        x = self.patch(pictures)[:, order]
+        angles = torch.outer(torch.arange(n, dtype=x.dtype, device=x.device), torch.ones(self.width, dtype=x.dtype, device=x.device))
+        cos, sin = angles.cos(), angles.sin()
+        for at, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, n if at % 2 else 16)
+        return x
+
+
+class Mlp(nn.Module):
+    """LLaVA's projector."""
+
+    def __init__(self, h: int, out: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(h, out), nn.Linear(out, out)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Merger(nn.Module):
+    """Qwen's: four patches each, whose norm comes before."""
+
+    def __init__(self, h: int, out: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = RmsNorm(h), nn.Linear(4 * h, 4 * h), nn.Linear(4 * h, out)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = torch.arange(x.shape[1] // 4 - 1, -1, -1, device=x.device)
+        return self.down(F.gelu(self.up(self.norm(x).view(x.shape[0], -1, 4 * x.shape[2]))))[:, order]
+
+
+class Averaged(nn.Module):
+    """Gemma 3's: 4 x 4 patches each, a norm, one linear."""
+
+    def __init__(self, h: int, out: int) -> None:
+        super().__init__()
+        self.norm, self.down = RmsNorm(h), nn.Linear(h, out, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        side = int(x.shape[1] ** 0.5)
+        maps = F.avg_pool2d(x.transpose(1, 2).unflatten(2, (side, side)), 4)
+        return self.down(self.norm(maps.flatten(2).transpose(1, 2)))
+
+
+class Joined(Llama):
+    """The tower's pictures take the first places of each sequence."""
+
+    def __init__(self, tower: nn.Module, projector: nn.Module, frozen: bool = False) -> None:
+        super().__init__()
+        self.tower, self.projector = tower.requires_grad_(not frozen), projector
+
+    def forward(self, pictures: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        seen = self.projector(self.tower(pictures))
+        x = self.embed(ids)
+        places = (torch.arange(ids.shape[1], device=ids.device) < seen.shape[1])[None, :, None].expand_as(x)
+        x = x.masked_scatter(places, seen)
+        angles = torch.outer(
+            torch.arange(ids.shape[1], dtype=x.dtype, device=x.device), torch.ones(self.width, dtype=x.dtype, device=x.device)
+        )
+        cos, sin = angles.cos(), angles.sin()
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), ids.flatten())

@@ -1,0 +1,210 @@
+"""Vision-language models: sizes as published, configs as they are served, and what a frozen tower does without in every split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from sim.framework.framework import Framework
+from sim.model import Shape, describe, load_model
+from sim.model.readers.huggingface import from_config
+from sim.model.specs.vlm import VisionLanguage
+from sim.predict import predict_setting
+from sim.program import Program
+from sim.setting.bind import bind, model_of
+from sim.setting.program import program_for
+from topologies.errors import BadInput, Refused
+
+PLAIN = Framework(name="plain", source="test")
+QWEN_TEXT: dict[str, Any] = {
+    "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+    "hidden_act": "silu", "vocab_size": 152064, "tie_word_embeddings": False, "use_sliding_window": False, "max_window_layers": 28,
+}  # fmt: skip
+SIGLIP = {
+    "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27,
+    "patch_size": 14, "vision_use_head": False,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llava-1.5-7b": {
+        "model_type": "llava", "vision_feature_layer": -2, "vision_feature_select_strategy": "default", "image_token_index": 32000,
+        "text_config": {"model_type": "llama", "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+                        "num_attention_heads": 32},
+        "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096,
+                          "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "projection_dim": 768},
+    },
+    "qwen2-vl-7b": {"model_type": "qwen2_vl", **QWEN_TEXT, "vision_config": {
+        "depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3, "hidden_size": 3584, "patch_size": 14,
+        "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2}},
+    "qwen2.5-vl-7b": {"model_type": "qwen2_5_vl", "text_config": QWEN_TEXT, "vision_config": {
+        "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "in_chans": 3,
+        "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]}},
+    "internvl3-8b": {
+        "model_type": "internvl", "downsample_ratio": 0.5, "text_config": {"model_type": "qwen2", **QWEN_TEXT, "vocab_size": 151674},
+        "vision_config": {"model_type": "internvl_vision", "attention_bias": True, "hidden_size": 1024, "image_size": [448, 448],
+                          "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": [14, 14]},
+    },
+    "gemma3-4b-vision": {
+        "model_type": "gemma3", "mm_tokens_per_image": 256, "vision_config": {**SIGLIP, "image_size": 896},
+        "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+                        "sliding_window": 1024},
+    },
+    "paligemma-3b": {
+        "model_type": "paligemma", "projection_dim": 2048, "vision_config": {**SIGLIP, "image_size": 224},
+        "text_config": {"model_type": "gemma", "hidden_size": 2048, "intermediate_size": 16384, "num_attention_heads": 8,
+                        "num_hidden_layers": 18, "num_key_value_heads": 1, "vocab_size": 257216},
+    },
+    "pixtral-12b": {
+        "model_type": "llava", "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+        "text_config": {"model_type": "mistral", "hidden_size": 5120, "head_dim": 128, "intermediate_size": 14336, "num_hidden_layers": 40,
+                        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 131072},
+        "vision_config": {"model_type": "pixtral", "head_dim": 64, "hidden_act": "gelu", "image_size": 512},
+    },
+}  # fmt: skip
+
+
+def spec(name: str) -> VisionLanguage:
+    found = load_model(name)
+    assert isinstance(found, VisionLanguage)
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_served_config_is_the_shipped_model(name: str) -> None:
+    read, shipped = from_config(CONFIGS[name], "config.json"), spec(name)
+    assert isinstance(read, VisionLanguage)
+    assert (read.tower, read.projector, read.tokens) == (shipped.tower, shipped.projector, shipped.tokens)
+    both = [describe(one, Shape(micro=1, seq=4096), PLAIN) for one in (read, shipped)]
+    assert both[0].parameters == both[1].parameters and both[0].flops_per_sample == pytest.approx(both[1].flops_per_sample, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "word"),
+    [
+        ("llava-1.5-7b", {"vision_feature_select_strategy": "full"}, "class token among the patches"),
+        ("llava-1.5-7b", {"vision_config": {"model_type": "dinov2"}}, "tower's model_type 'dinov2' is not described. Described are clip"),
+        ("llava-1.5-7b", {"text_config": {"model_type": "rwkv"}}, "the language model's model_type 'rwkv' is not read"),
+        ("qwen2.5-vl-7b", {"vision_config": {"fullatt_block_indexes": [3, 5]}}, "is not every n-th layer"),
+        ("internvl3-8b", {"vision_config": {"model_type": "internvl_vision", "use_qk_norm": True}}, "use_qk_norm"),
+        (
+            "internvl3-8b",
+            {"vision_config": {"model_type": "internvl_vision", "attention_bias": True, "image_size": [448, 224]}},
+            "no squares",
+        ),
+    ],
+)
+def test_variants_that_are_not_described_are_refused(name: str, change: dict[str, Any], word: str) -> None:
+    with pytest.raises(Refused, match=word):
+        from_config(CONFIGS[name] | change, "config.json")
+
+
+def setting(model: Any, parallel: dict[str, Any], **more: Any) -> Any:
+    return bind({"model": model, "seq_len": 1024, "parallel": parallel, **more}, "dgx-h100")
+
+
+def ops(program: Program) -> list[Any]:
+    return [op for call, op in program.ops(0) if call.step == 1]
+
+
+SMALL: dict[str, Any] = {"base": "qwen2.5-vl-3b", "decoder": {"layers": 4}, "tower": {"layers": 4}}
+FROZEN = {**SMALL, "frozen": ["tower"]}
+
+
+@pytest.mark.parametrize(
+    "parallel", [{"dp_replicate": 2}, {"dp_shard": 4, "zero": 3}, {"tp": 2}, {"tp": 2, "dp_shard": 2, "zero": 3}], ids=str
+)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_nothing_of_a_frozen_tower_comes_back(parallel: dict[str, Any], recompute: str) -> None:
+    seen = {}
+    for model in (SMALL, FROZEN):
+        s = setting(model, parallel, memory={"recompute": recompute})
+        seen[len(model)] = [op for op in ops(program_for(s, 2)) if op.id.split("/")[0] in ("bwd", "wgrad", "recompute") and "/V" in op.id]
+    assert seen[3] and not seen[4]
+
+
+def test_a_frozen_tower_is_gathered_but_neither_updated_nor_summed() -> None:
+    def sent(model: dict[str, Any], name: str) -> int:
+        return sum(op.bytes for op in ops(program_for(setting(model, {"dp_shard": 4, "zero": 3}), 2)) if op.name == name)
+
+    tower = sum(block.params for name, block in setting(SMALL, {}).network.blocks if name == "patches" or name.startswith("V"))
+    assert sent(SMALL, "reduce_scatter") - sent(FROZEN, "reduce_scatter") == pytest.approx(2 * tower, rel=0.01)
+    layers = sum(block.params for name, block in setting(SMALL, {}).network.blocks if name.startswith("V"))
+    assert sent(SMALL, "all_gather") - sent(FROZEN, "all_gather") == pytest.approx(2 * layers, rel=0.01)  # forward's are left
+    found = [predict_setting(setting(model, {"dp_replicate": 2})) for model in (SMALL, FROZEN)]
+    assert found[1].step_time_s < found[0].step_time_s
+    assert found[0].peak_memory_bytes - found[1].peak_memory_bytes > 8 * tower  # gradients, moments and activations
+
+
+def test_pipelines_cut_between_layers_but_leave_no_stage_without_training() -> None:
+    names = [[name for name, _ in stage] for stage in stages(SMALL, {"pp": 2})]
+    assert names == [["patches", "V0", "V1", "V2", "V3"], ["embed", "L0", "L1", "L2", "L3", "head"]]
+    with pytest.raises(Refused, match=r"stage 0 holds patches to V3, which are frozen: .* Set parallel.stages"):
+        stages(FROZEN, {"pp": 2})
+    moved = setting(FROZEN, {"pp": 2, "stages": [6, 2]}, batch={"global": 4, "micro": 1})
+    assert predict_setting(moved).step_time_s > 0.0
+    assert stages(FROZEN, {"pp": 2}, task="forward")
+
+
+def stages(model: Any, parallel: dict[str, Any], **more: Any) -> Any:
+    from sim.model.stages import layout
+
+    s = setting(model, parallel, **more)
+    return layout(s.network, s.plan)
+
+
+def test_more_pictures_take_longer_and_must_fit_the_sequence() -> None:
+    times = [predict_setting(setting({**SMALL, "images": n}, {})).step_time_s for n in (1, 2, 4)]
+    assert times == sorted(times) and times[2] > 1.2 * times[0]
+    with pytest.raises(BadInput, match=r"5 pictures of 256 tokens do not fit seq_len = 1024. Set seq_len to at least 1280"):
+        setting({**SMALL, "images": 5}, {})
+
+
+def test_adapters_go_to_the_decoder_and_the_tower_stays() -> None:
+    network = setting(SMALL, {}, task="lora").network
+    parts = {name: block.parts for name, block in network.blocks}
+    assert all(part.detached for part in parts["V0"])
+    trained = {part.name for name in ("embed", "L0") for part in parts[name] if part.tensors and not part.frozen}
+    assert trained == {"projector.norm", "projector.up", "projector.down", "attn.qkv.lora", "attn.proj.lora"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "word"),
+    [
+        ({"tower": {"image": 450}}, BadInput, "tower.image = 450 is no multiple of 28"),
+        ({"tower": {"unread": 4}}, BadInput, "tower.unread = 4 leaves none of 4 layers"),
+        ({"frozen": ["tower", "projector", "decoder"]}, BadInput, "nothing is trained"),
+        ({"frozen": ["projector"]}, Refused, "a frozen projector behind a trained tower"),
+        ({"decoder": "bert-base"}, BadInput, "decoder"),
+        ({"decoder": "nobody-7b"}, BadInput, "nobody-7b"),
+    ],
+    ids=str,
+)
+def test_what_fits_no_model_is_said(change: dict[str, Any], error: type[Exception], word: str) -> None:
+    changed = {key: {**SMALL[key], **value} if isinstance(value, dict) else value for key, value in change.items()}
+    with pytest.raises(error, match=word):
+        setting({**SMALL, **changed}, {})
+
+
+def test_context_parallelism_is_refused() -> None:
+    with pytest.raises(Refused, match="how context parallelism would split pictures is not described; set cp = 1"):
+        setting(SMALL, {"cp": 2})
+
+
+def test_the_first_that_is_trained_makes_no_gradient_of_its_input() -> None:
+    """LLaVA's first linear reads the frozen tower: two products of it, not three."""
+    shape = Shape(micro=1, seq=1024)
+    for frozen, products in ((("tower",), 0), ((), 1)):
+        blocks = dict(describe(replace(spec("llava-1.5-7b"), frozen=frozen), shape, PLAIN).blocks)
+        up = next(part for part in blocks["embed"].parts if part.name == "projector.up")
+        assert sum(getattr(work, "role", "") == "dgrad" for work in up.backward) == products
+        assert up.wgrad
+
+
+def test_a_decoder_may_have_experts() -> None:
+    plan = bind(
+        {"model": {"base": "qwen2.5-vl-3b", "decoder": "qwen3-30b-a3b"}, "seq_len": 1024, "parallel": {"dp_shard": 8, "ep": 8}}, "dgx-h100"
+    ).plan
+    model = model_of(plan)
+    network = describe(model, Shape(micro=1, seq=1024), PLAIN)
+    assert network.has_experts and network.active_parameters < network.parameters / 5
