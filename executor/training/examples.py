@@ -6,9 +6,11 @@ import torch
 from torch import Generator, Tensor
 
 from executor.training.models.encoder import picked
+from executor.training.models.sight import packed
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.pictures import Pictures, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
+from sim.model.specs.vlm import VisionLanguage
 from topologies.errors import Refused
 
 Pair = tuple[Tensor, Tensor]
@@ -26,6 +28,10 @@ def example_of(spec: ModelSpec, seq: int, index: int) -> Pair:
     if isinstance(spec, Decoder):
         ids = torch.randint(0, spec.vocab, (seq + 1,), generator=g)
         return ids[:-1], ids[1:]
+    if isinstance(spec, VisionLanguage):
+        pixels = torch.randn(spec.images * spec.tower.frames * 3 * spec.tower.image**2, generator=g)
+        ids = torch.randint(0, spec.decoder.vocab, (seq + 1,), generator=g)
+        return packed(pixels, ids[:-1]), ids[1:]
     if isinstance(spec, Encoder):
         return _sentences(spec, seq, g)
     if isinstance(spec, EncDec):

@@ -6,6 +6,7 @@ from sim.framework.chosen import framework_of, sharding_of
 from sim.model.specs.decoder import Decoder, Moe
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
+from sim.model.specs.vlm import VisionLanguage
 from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.schedule import splits
@@ -191,6 +192,13 @@ def _check_model(plan: Plan, spec: ModelSpec) -> None:
         raise Refused(f'head = "none" of model {spec.name or "encoder"} has no loss to train with. Use "masked", or: {PLAY}')
     elif isinstance(spec, Cnn) and spec.arch not in CNNS:
         raise Refused(f'stock training does not do arch = "{spec.arch}" of model {spec.name or "cnn"} yet. {PLAY}')
+    elif isinstance(spec, VisionLanguage):
+        _check_decoder(plan, spec.decoder)
+        if spec.tower.unread and "tower" not in spec.frozen:
+            raise Refused(
+                f"the last layers of the tower of model {spec.name or 'vlm'} get no gradient (unread = {spec.tower.unread}), which DDP and FSDP2 "
+                f'wait for. Use frozen = ["tower"], or: {PLAY}'
+            )
     elif not isinstance(spec, (Mlp, Encoder, Vit, Cnn, EfficientNet, ConvNext, EncDec, UNet)):
         raise Refused(f"stock training does not know models of family {type(spec).__name__.lower()}. {PLAY}")
 

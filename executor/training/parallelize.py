@@ -130,7 +130,8 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
     names = [name for name, _ in model.named_children()]
     outer = ends_of(names)
     ends = [set(model.get_submodule(name).parameters()) for name in outer]
-    whole = outer if not habits.data_parallel.wraps_ends or (len(ends) == 2 and ends[0] & ends[1]) else ()
+    tied = sum(map(len, ends)) > len(set[nn.Parameter]().union(*ends))
+    whole = outer if tied or not habits.data_parallel.wraps_ends else ()
     layers = [name for name in names if name not in outer]
     kept = {"head", *(layers[-1:] if habits.data_parallel.keeps_last else ())}
     place = placement(model, mesh["dp_shard"].size())
@@ -258,7 +259,8 @@ def recompute(model: nn.Module, plan: Plan) -> None:
         raise Refused('stock training does not do memory.recompute = "selective". Use "none" (fused attention keeps no scores) or "full"')
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    blocks = [name for name, _ in model.named_children()]
-    names = [name for name in blocks if name not in ends_of(blocks)]
+    blocks = dict(model.named_children())
+    trained = [name for name, block in blocks.items() if any(parameter.requires_grad for parameter in block.parameters())]
+    names = [name for name in trained if name not in ends_of(blocks)]
     for name in names[: plan.memory.recompute_layers or None]:
         setattr(model, name, checkpoint_wrapper(getattr(model, name)))

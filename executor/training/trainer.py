@@ -25,8 +25,7 @@ from executor.training.samples import Samples, check_shared, loader_of
 from executor.training.saving import data_rank, save
 from sim.framework.chosen import framework_of
 from sim.lower.output import due
-from sim.model.specs.decoder import Decoder
-from sim.model.specs.spec import EncDec, Encoder, ModelSpec
+from sim.model.specs.spec import ModelSpec
 from sim.plan import Plan
 from sim.setting.bind import model_of, shape_of
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 def sequence_length(plan: Plan, spec: ModelSpec) -> int:
     """Tokens per sample; 1 for vectors."""
-    return shape_of(plan, spec).seq if isinstance(spec, (Decoder, EncDec, Encoder)) else 1
+    return shape_of(plan, spec).seq if reads_ids(spec) else 1
 
 
 class Trainer:

@@ -61,7 +61,8 @@ def model_from(value: str | dict[str, Any]) -> ModelSpec:
     tree = msgspec.to_builtins(spec)
     for key, own in value.items():
         under = tree.get(key)
-        tree[key] = {**under, **own} if isinstance(under, dict) and isinstance(own, dict) else own
+        changes = isinstance(under, dict) and isinstance(own, dict) and "base" not in own
+        tree[key] = {**under, **own} if changes else own
     del tree["base"]
     return _spec({**tree, "name": str(value.get("name") or f"{base} (changed)")}, "[model]")
 

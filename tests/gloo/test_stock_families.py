@@ -52,6 +52,13 @@ MOE = GPT | {
     "first_dense": 1,
 }
 SIGMOID = MOE | {"moe": {"experts": 4, "top_k": 2, "ffn": 64, "correction": True}}
+SEEING = {
+    "family": "vlm",
+    "tower": {"layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "image": 32, "patch": 8, "class_token": True, "layer_scale": True},
+    "projector": {"merge": 2, "norm": "layernorm", "joined_norm": True},
+    "decoder": GPT | {"tied": True, "kv_heads": 2},
+    "images": 2,
+}
 MODELS = {
     "moe": MOE,
     "sigmoid": SIGMOID,
@@ -62,6 +69,8 @@ MODELS = {
     "vit": VIT,
     "convnext": NEXT,
     "t5": T5,
+    "seeing": SEEING,
+    "frozen tower": SEEING | {"frozen": ["tower"]},
 }
 SPLITS: dict[str, dict[str, Any]] = {"one": {}, "ddp": {"dp_replicate": 2}, "fsdp": {"dp_shard": 2, "zero": 3}}
 

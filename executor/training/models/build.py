@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from executor.training.models import decoder, encdec, encoder, stacks, unet
+from executor.training.models import decoder, encdec, encoder, sight, stacks, unet
 from executor.training.models.experts import Experts, Shared
 from sim.framework.framework import Framework
 from sim.model.language.decoder import kind_of
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
+from sim.model.specs.vlm import VisionLanguage
 
 Output = Tensor | tuple[Tensor, ...]
 Blocks = Iterable[tuple[str, nn.Module]]
@@ -37,6 +38,8 @@ PARTS = {
     "up": "mlp.up",
     "act": "mlp.act",
     "down": "mlp.down",
+    "scale1": "attn.scale",
+    "scale2": "mlp.scale",
     "logits": "head.logits",
     "norm": "head.norm",
     "loss": "head.loss",
@@ -44,7 +47,7 @@ PARTS = {
 """Submodule of a transformer's layer -> part's name in `sim.model`, where they differ."""
 
 
-_ENDS = {"embed", "stem", "target", "head"}
+_ENDS = {"embed", "stem", "target", "patches", "head"}
 """Blocks that are no layers."""
 
 
@@ -64,7 +67,7 @@ class Model(nn.Sequential):
             self.head.logits.weight = self.embed.tokens.weight  # type: ignore[union-attr]
         if isinstance(spec, EncDec):  # both embeddings are one table, whatever the head has
             self.target.tokens.weight = self.embed.tokens.weight  # type: ignore[union-attr]
-        if isinstance(spec, (Decoder, Encoder, EncDec, Vit)):
+        if isinstance(spec, (Decoder, Encoder, EncDec, Vit, VisionLanguage)):
             self.apply(_small)
 
 
@@ -97,6 +100,18 @@ class Translated(Model):
         return encdec.run(dict(self.named_children()), given, self.seq)
 
 
+class Sighted(Model):
+    """A vision-language model: with the ids come the pictures, for its tower."""
+
+    def __init__(self, spec: VisionLanguage, habits: Framework, seq: int) -> None:
+        super().__init__(spec, habits, seq)
+        self.seen, self.seq = spec, seq
+
+    def forward(self, given: Tensor) -> Tensor:
+        """(batch, pixels and tokens) as int32."""
+        return sight.run(self.seen, dict(self.named_children()), given, self.seq)
+
+
 class Levels(Model):
     """A U-Net: each level up reads its own on the way down, too."""
 
@@ -118,6 +133,8 @@ def model_for(spec: ModelSpec, habits: Framework, seq: int, tp: int = 1) -> Mode
         return Masked(spec, habits, seq)
     if isinstance(spec, EncDec):
         return Translated(spec, habits, seq)
+    if isinstance(spec, VisionLanguage):
+        return Sighted(spec, habits, seq)
     if isinstance(spec, UNet):
         return Levels(spec, habits, seq)
     return Model(spec, habits, seq, tp)
@@ -136,6 +153,11 @@ def blocks_of(spec: ModelSpec, habits: Framework, seq: int, tp: int) -> Blocks:
         yield from getattr(stacks, spec.arch)(spec)
     elif isinstance(spec, EncDec):
         yield from encdec.blocks(spec, habits, seq)
+    elif isinstance(spec, VisionLanguage):
+        yield from sight.blocks(spec, habits, seq)
+        for name, block in blocks_of(spec.decoder, habits, seq, tp):
+            if name != "embed":
+                yield name, block.requires_grad_("decoder" not in spec.frozen)
     else:
         files: dict[type, str] = {Mlp: "mlp", Cnn: "residual", EfficientNet: "efficientnet", ConvNext: "convnext", UNet: "unet"}
         yield from import_module(f"executor.training.models.{files[type(spec)]}").blocks(spec)
@@ -189,7 +211,7 @@ def part_name(path: str) -> str:
         return ".".join(names)
     if len(names) < 2 or names[0] in _ENDS:
         return ".".join(names[:2])
-    return f"{names[0]}.{PARTS.get(names[1], names[1]) if names[0][0] == 'L' else names[1]}"
+    return f"{names[0]}.{PARTS.get(names[1], names[1]) if names[0][0] in 'LV' else names[1]}"
 
 
 def images(spec: ModelSpec) -> bool:
@@ -198,8 +220,8 @@ def images(spec: ModelSpec) -> bool:
 
 
 def reads_ids(spec: ModelSpec) -> bool:
-    """Inputs are numbers of tokens."""
-    return isinstance(spec, (Decoder, Encoder, EncDec))
+    """Inputs are numbers of tokens, with pictures' bits or without."""
+    return isinstance(spec, (Decoder, Encoder, EncDec, VisionLanguage))
 
 
 def memory_format(spec: ModelSpec, habits: Framework, kind: str) -> torch.memory_format:

@@ -40,8 +40,8 @@ def layer(tower: Tower, share: Share, windowed: bool) -> list[Part]:
     gate_apart = share.framework.linears.gate_apart or not share.framework.linears.fused_projections
     rest = mlp(share, h, tower.ffn, tower.activation, bias=tower.bias, fused=not gate_apart)
     found = []
-    for name, mixer in (("attn", attn), ("mlp", rest)):
-        first = norm(share, f"{name}.norm", share.srows, h, tower.norm, modules=2 if name == "attn" else 1)
+    for at, (name, mixer) in enumerate((("attn", attn), ("mlp", rest)), 1):
+        first = norm(share, f"norm{at}", share.srows, h, tower.norm, modules=3 - at)
         found += [before(share, first, mixer[0]), *mixer]
         found += [_scaled(share, f"{name}.scale", h)] * tower.layer_scale
         found.append(residual(share, f"{name}.residual", share.srows, h, dropout=False))

@@ -1,0 +1,230 @@
+"""Vision-language models: a tower's blocks, the projector's with the words, then a decoder's.
+
+A sample is one tensor: its pictures' bits, then its ids, all as int32, which nothing on the way casts (`packed`, `unpacked`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from executor.training.models import decoder
+from executor.training.models.parts import GATES, Activation, Core, Linear, Rotary, make_norm
+from sim.framework.framework import Framework
+from sim.model.specs.vlm import Tower, VisionLanguage
+
+Blocks = Iterable[tuple[str, nn.Module]]
+
+
+def blocks(spec: VisionLanguage, habits: Framework, seq: int) -> Blocks:
+    """Name and module of each block as far as the decoder's layers; of what is frozen no parameter takes a gradient."""
+    tower = spec.tower
+    yield "patches", _frozen(Stem(tower), "tower" in spec.frozen)
+    for at in range(tower.layers):
+        whole = not tower.window or (tower.full_every and at % tower.full_every == tower.full_every - 1)
+        yield f"V{at}", _frozen(Layer(tower, habits, 0 if whole else tower.window), "tower" in spec.frozen)
+    yield "embed", Bridge(spec, habits, seq)
+
+
+def packed(pictures: Tensor, ids: Tensor) -> Tensor:
+    """One sample's fp32 pictures and ids as int32."""
+    return torch.cat((pictures.flatten().view(torch.int32), ids.int()))
+
+
+def unpacked(given: Tensor, seq: int) -> tuple[Tensor, Tensor]:
+    """(batch, pixels) in fp32 and (batch, seq) of ids."""
+    return given[:, :-seq].contiguous().view(torch.float32), given[:, -seq:].long()
+
+
+def run(spec: VisionLanguage, of: dict[str, nn.Module], given: Tensor, seq: int) -> Tensor:
+    """All blocks on a batch of samples."""
+    pixels, ids = unpacked(given, seq)
+    tower = spec.tower
+    shape = (tower.patches, -1) if tower.frames > 1 else (3, tower.image, tower.image)
+    seen = of["patches"](pixels.view(len(given) * spec.images, *shape).to(next(of["head"].parameters()).dtype))
+    x = seen
+    for at in range(tower.layers):
+        x = of[f"V{at}"](x)
+        seen = seen if at >= tower.layers - tower.unread else x
+    x = of["embed"](seen, ids)
+    for name in list(of)[tower.layers + 2 :]:
+        x = of[name](x)
+    out: Tensor = x
+    return out
+
+
+def _frozen(block: nn.Module, still: bool) -> nn.Module:
+    return block.requires_grad_(not still)
+
+
+class Patches(nn.Module):
+    """A convolution of stride = kernel = patch, its map as tokens, the class token in front; or (pixels that come patch by patch) a product."""
+
+    def __init__(self, tower: Tower) -> None:
+        super().__init__()
+        h, side = tower.hidden, tower.patch
+        flat = tower.frames > 1
+        self.turns = not flat
+        width = 3 * tower.frames * side**2
+        self.conv = nn.Linear(width, h, bias=tower.patch_bias) if flat else nn.Conv2d(3, h, side, side, bias=tower.patch_bias)
+        self.first = Token(h) if tower.class_token else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        y = y.flatten(2).transpose(1, 2) if self.turns else y
+        return y if self.first is None else torch.cat((self.first.token.expand(len(y), 1, -1), y), 1)
+
+
+class Token(nn.Module):
+    """A module of its own: a module gives its own parameters before its children's, and the convolution's are the first."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(hidden))
+
+
+class Positions(nn.Module):
+    """A table added to each picture's tokens."""
+
+    def __init__(self, tower: Tower) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(tower.tokens, tower.hidden) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table
+
+
+class Reordered(nn.Module):
+    """Rows in another order, by their indices."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, torch.arange(x.shape[1] - 1, -1, -1, device=x.device)]
+
+
+class Scale(nn.Module):
+    """A learned factor for each column."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((hidden,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Stem(nn.Sequential):
+    """Patches, positions where they are a table, windows put together, the first norm."""
+
+    def __init__(self, tower: Tower) -> None:
+        super().__init__()
+        self.patches = Patches(tower)
+        if tower.position == "learned":
+            self.positions = Positions(tower)
+        if tower.window:
+            self.windows = Reordered()
+        if tower.first_norm:
+            self.first_norm = make_norm(tower.norm, tower.hidden)
+
+
+class Layer(nn.Module):
+    """Attention, residual, MLP, residual, each with a norm before it; in windows where there are some."""
+
+    def __init__(self, tower: Tower, habits: Framework, window: int) -> None:
+        super().__init__()
+        h, ffn = tower.hidden, tower.ffn
+        self.window, self.heads = window, tower.heads
+        fused = habits.linears.fused_projections if tower.fused_qkv is None else tower.fused_qkv
+        self.norm1 = make_norm(tower.norm, h)
+        self.qkv = Linear(h, (3 * h,) if fused else (h, h, h), tower.bias)
+        self.rope = Rotary(h // tower.heads, tower.tokens) if tower.position == "rope" else None
+        self.core = Core(habits.attention.implementation == "math", causal=False)
+        self.proj = nn.Linear(h, h, bias=tower.bias)
+        self.scale1 = Scale(h) if tower.layer_scale else None
+        self.norm2 = make_norm(tower.norm, h)
+        joined = habits.linears.fused_projections and not habits.linears.gate_apart
+        self.up = Linear(h, ((2 * ffn,) if joined else (ffn, ffn)) if tower.activation in GATES else (ffn,), tower.bias)
+        self.halves = joined and tower.activation in GATES
+        self.act, self.down = Activation(tower.activation), nn.Linear(ffn, h, bias=tower.bias)
+        self.scale2 = Scale(h) if tower.layer_scale else None
+
+    def _attended(self, x: Tensor) -> Tensor:
+        rows = x.view(-1, self.window, x.shape[-1]) if self.window else x
+        parts: tuple[Tensor, ...] = self.qkv(rows)
+        whole = parts[0].chunk(3, -1) if len(parts) == 1 else parts
+        q, k, v = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in whole)
+        if self.rope is not None:
+            q, k = self.rope(q, k)
+        out: Tensor = self.proj(self.core(q, k, v)).view(x.shape)
+        return out if self.scale1 is None else self.scale1(out)
+
+    def _fed(self, x: Tensor) -> Tensor:
+        parts: tuple[Tensor, ...] = self.up(x)
+        out: Tensor = self.down(self.act(*(parts[0].chunk(2, -1) if self.halves else parts)))
+        return out if self.scale2 is None else self.scale2(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self._attended(self.norm1(x))
+        return x + self._fed(self.norm2(x))
+
+
+class Bridge(decoder.Embed):
+    """The tower's end, the projector, words, and pictures in the places of the first of them."""
+
+    def __init__(self, spec: VisionLanguage, habits: Framework, seq: int) -> None:
+        super().__init__(spec.decoder, habits, seq)
+        words = dict(self.named_children())
+        tower, p = spec.tower, spec.projector
+        self.tower, self.projector, self.images, self.per_picture = tower, p, spec.images, spec.tokens
+        still = "tower" in spec.frozen
+        self.last_norm = _frozen(make_norm(tower.norm, tower.hidden), still or tower.last_norm == "class") if tower.last_norm else None
+        wide = tower.hidden * p.merge**2
+        inner, out = p.inner or spec.decoder.hidden, spec.decoder.hidden
+        made = {
+            "projector__norm": make_norm(p.norm, wide if p.joined_norm else tower.hidden) if p.norm else None,
+            "projector__pool": nn.AvgPool2d(p.pool) if p.pool > 1 else None,
+            "projector__up": nn.Linear(wide, inner, bias=p.bias) if p.layers == 2 else None,
+            "projector__act": Activation("gelu") if p.layers == 2 else None,
+            "projector__down": nn.Linear(inner if p.layers == 2 else wide, out, bias=p.bias),
+            "projector__windows": Reordered() if tower.window else None,
+        }
+        for name, module in made.items():
+            if module is not None:
+                self.add_module(name, _frozen(module, "projector" in spec.frozen))
+        for name, module in words.items():  # after the projector, as in transformers' models
+            del self._modules[name]
+            self.add_module(name, _frozen(module, "decoder" in spec.frozen))
+
+    def _part(self, name: str, x: Tensor) -> Tensor:
+        module = getattr(self, f"projector__{name}", None)
+        out: Tensor = x if module is None else module(x)
+        return out
+
+    def _projected(self, x: Tensor) -> Tensor:
+        """(pictures, tokens of the tower, its width) -> (pictures, tokens, width of the decoder)."""
+        side = int(self.tower.patches**0.5)
+        if self.projector.joined_norm or self.projector.pool == 1:
+            x = self._merged(x, side) if self.projector.joined_norm else self._part("norm", x).reshape(len(x), self.per_picture, -1)
+            x = self._part("norm", x) if self.projector.joined_norm else x
+        else:
+            maps = self._part("pool", x.transpose(1, 2).reshape(len(x), -1, side, side))
+            x = self._part("norm", maps.flatten(2).transpose(1, 2))
+        for name in ("up", "act", "down", "windows"):
+            x = self._part(name, x)
+        return x
+
+    def _merged(self, x: Tensor, side: int) -> Tensor:
+        """A square's patches beside each other, one side after the other (transformers' pixel_shuffle)."""
+        n = self.projector.merge
+        y = x.view(len(x), side, side // n, -1).permute(0, 2, 1, 3).contiguous()
+        return y.view(len(x), side // n, side // n, -1).permute(0, 2, 1, 3).reshape(len(x), self.per_picture, -1)
+
+    def forward(self, seen: Tensor, ids: Tensor) -> Tensor:  # type: ignore[override]
+        if self.last_norm is not None and self.tower.last_norm == "patches":
+            seen = self.last_norm(seen)
+        if self.tower.class_token:
+            seen = seen[:, 1:]
+        words = super().forward(ids)
+        places = torch.arange(ids.shape[1], device=ids.device) < self.images * self.per_picture
+        return words.masked_scatter(places[None, :, None].expand_as(words), self._projected(seen).to(words.dtype))
