@@ -5,8 +5,9 @@ once costs less, and is measured as such (`again`).
 
 Between measured sizes time is linear in bytes (piecewise), below the smallest it is the smallest's, above the largest it
 grows with the largest's rate. Other rank counts scale as a ring does: 2(n-1)/n of the bytes for all_reduce, (n-1)/n for
-all_gather and reduce_scatter, and n-1 steps of latency (Thakur, Rabenseifner and Gropp 2005). What goes whole from one rank to others, or
-to one from others, takes as long as the array takes through one pair.
+all_gather and reduce_scatter, and n-1 steps of latency (Thakur, Rabenseifner and Gropp 2005); a measured broadcast as gloo's binomial tree,
+whose rounds each pass the whole array on. Where nothing is measured, what goes whole from one rank to others, or to one from others, takes
+as long as the array takes through one pair.
 """
 
 from __future__ import annotations
@@ -74,16 +75,24 @@ def over_hosts(cost: Cost, name: str, size: int, shape: GroupShape, rates: Mappi
 
 
 def _points(name: str, ranks: int, table: Sequence[Sample]) -> list[tuple[int, float, float]]:
-    """(bytes, seconds, processor seconds), by size; from another rank count by the ring's scaling."""
+    """(bytes, seconds, processor seconds), by size; from another rank count by the ring's scaling: what the least bytes take is its steps."""
     rows = [s for s in table if s.name == name]
     counts = sorted({s.shape[0] for s in rows}, key=lambda n: abs(n - ranks))
     if not counts:
         return []
     near = counts[0]
-    factor = (ranks - 1) / ranks * near / (near - 1) if near > 1 else 1.0
-    if near == ranks:
-        factor = 1.0
-    return _rising(sorted((s.shape[1], s.median * factor, s.cpu * factor) for s in rows if s.shape[0] == near))
+    found = _rising(sorted((s.shape[1], s.median, s.cpu) for s in rows if s.shape[0] == near))
+    if near in (1, ranks):
+        return found
+    steps = _rounds(name, ranks) / _rounds(name, near)
+    sent = steps if name == "broadcast" else steps * near / ranks
+    _, start, busy = found[0]
+    return [(size, start * steps + (all_ - start) * sent, busy * steps + (cpu - busy) * sent) for size, all_, cpu in found]
+
+
+def _rounds(name: str, ranks: int) -> int:
+    """Steps one after the other: of a ring in one direction, of a broadcast by a binomial tree."""
+    return (ranks - 1).bit_length() if name == "broadcast" else ranks - 1
 
 
 def _rising(points: list[tuple[int, float, float]]) -> list[tuple[int, float, float]]:

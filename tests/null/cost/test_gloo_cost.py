@@ -77,9 +77,13 @@ def test_members_keep_the_cores_busy_that_were_measured() -> None:
     assert gloo_cost("broadcast", 1000, 2, TABLE).uses == ()
 
 
-def test_other_counts_of_ranks_scale_as_a_ring() -> None:
-    two, four = (gloo_cost("all_reduce", 1000, ranks, TABLE).seconds for ranks in (2, 4))
-    assert four / two == pytest.approx((3 / 4) / (1 / 2))
+@pytest.mark.parametrize(("ranks", "rounds"), [(3, 2), (4, 2), (8, 3)])
+def test_other_counts_of_ranks_scale_as_a_ring_or_a_tree(ranks: int, rounds: int) -> None:
+    """n - 1 steps of latency and (n - 1) / n of the bytes, or rounds of the whole array. (All of it was scaled as a ring's bytes are.)"""
+    table = [row(name, 2, size, seconds) for name in ("all_reduce", "broadcast") for size, seconds in ((1000, 1e-3), (10**7, 9e-3))]
+    assert gloo_cost("all_reduce", 8, ranks, table).seconds == pytest.approx((ranks - 1) * 1e-3)
+    assert gloo_cost("all_reduce", 10**7, ranks, table).seconds == pytest.approx((ranks - 1) * 1e-3 + 2 * (ranks - 1) / ranks * 8e-3)
+    assert gloo_cost("broadcast", 10**7, ranks, table).seconds == pytest.approx(rounds * 9e-3)
 
 
 def test_a_message_between_two_is_read_as_a_broadcast() -> None:
