@@ -132,7 +132,7 @@ def _timing(row: dict[str, str], file: str) -> Timing:
     topology = _topology(*machine)
     bytes_ = int(size)
     kind = _kind(row["kind"])
-    shape = group_shape(topology, tuple(range(gpus)))
+    shape = group_shape(topology, tuple(range(gpus))) if kind != "send" else _longest(topology, gpus)
     algorithm, tool = _algorithm(row, kind, bytes_, shape), tool_of(row, topology, shape.local)
     seconds = tool.seconds(best(kind, bytes_, shape, algorithm).seconds)
     match = _GPU.search(row["gpu"])
@@ -140,6 +140,13 @@ def _timing(row: dict[str, str], file: str) -> Timing:
     return Timing(
         gpu, kind, topology.nodes, bytes_, measured, seconds, machine[0], gpus, file, shape, source_of(row), algorithm, tool
     )  # fmt: skip
+
+
+def _longest(topology: Topology, ranks: int) -> GroupShape:
+    """The two neighbours whose message takes longest, of ranks that each send to the next at once (nccl-tests' sendrecv_perf)."""
+    held = range(min(ranks, topology.ranks_per_node + 1))
+    pairs = (group_shape(topology, (rank, (rank + 1) % ranks)) for rank in held)
+    return max(pairs, key=lambda shape: best("send", _LARGE, shape).seconds)
 
 
 _KINDS = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sim.cost.collective.algorithms import Choice, all_to_all
+from sim.cost.collective.algorithms import Choice, all_to_all, message
 from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.collective.nccl import best, splits
-from sim.cost.collective.rates import fabric, message_rate, net_hop, over_switch, params, scaled
+from sim.cost.collective.rates import fabric, params
 from sim.cost.price import Cost
 from sim.routing import experts_of
 from topologies.graph import Topology
 
 __all__ = ["Choice", "GroupShape", "best", "collective_cost", "group_shape", "message_cost"]
-_LL_MOST = 16384
-"""Bytes up to which NCCL sends by LL (NCCL_P2P_LL_THRESHOLD), and so with its short hop between nodes."""
 _KEPT = 1 << 20
 """Ranks in groups whose shapes are kept, about: thousands of small groups, or a few of a whole cluster."""
 _shapes: dict[tuple[int, int, int, int, bool], tuple[Topology, tuple[int, ...], GroupShape]] = {}
@@ -96,21 +94,15 @@ def _besides(choice: Choice, shape: GroupShape, topology: Topology) -> tuple[tup
 
 
 def message_cost(size: int, a: int, b: int, topology: Topology, siblings: int = 1) -> Cost:
-    """One send and its receive between two ranks: the latency of one peer of an all_to_all, at the full rate of the link."""
+    """One send and its receive between two ranks."""
     if a == b:
         return Cost(0.0, "fitted")
     path, shape = topology.path(a, b), _shape(topology, (a, b), siblings)
-    table = params()["latency"]
+    found = message(size, shape)
     if shape.nodes > 1:
-        use = topology.nic_of(a)
-        share = use.rate if use is not None and siblings > 1 else path.rate
         reach = float(params()["network"]["message"])
-        rate = min(path.rate, share) * reach
-        hop = net_hop("ring_net", 0 if size <= _LL_MOST else 2, shape)
     else:
-        rate, hop = message_rate(shape), over_switch(float(table[f"peer_{fabric(shape)}"]), 1, shape)
-        reach = float(params()["bandwidth"]["pcie"]) if fabric(shape) == "pcie" else rate / shape.intra
-    latency = scaled(float(table["direct_base"]), shape) + hop * 1e-6
+        reach = float(params()["bandwidth"]["pcie"]) if fabric(shape) == "pcie" else found.bandwidth / shape.intra
     # Headers and flow control fill the wire too: a link is full when it carries `reach` of its rate.
-    uses = tuple((link, min(rate / reach * times, topology.rates[link])) for link, times in path.loads)
-    return Cost(latency + size / rate, "fitted", latency, uses, payload=reach)
+    uses = tuple((link, min(found.bandwidth / reach * times, topology.rates[link])) for link, times in path.loads)
+    return Cost(found.seconds, "fitted", found.latency, uses, payload=reach)

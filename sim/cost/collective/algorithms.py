@@ -21,6 +21,7 @@ from sim.cost.collective.rates import (
     intra_bandwidth,
     levels,
     lines_delay,
+    message_rate,
     net_hop,
     over_switch,
     params,
@@ -35,6 +36,8 @@ from sim.routing import different
 IN_SWITCH = 3
 """Times that a sum in the switches crosses the wires between GPUs: it is asked for, it comes (multimem.ld_reduce), and is stored
 everywhere (multimem.st)."""
+_LL_MOST = 16384
+"""Bytes up to which NCCL sends by LL (NCCL_P2P_LL_THRESHOLD), and so with its short hop between nodes."""
 
 
 class Choice(NamedTuple):
@@ -223,3 +226,15 @@ def all_to_all(size: float, shape: GroupShape, copies: int = 0) -> Choice:
         wire, sent = outside * shape.spread, gone * k
     bandwidth = size * bus_factor("all_to_all", n) / (carry + extra) if size else 0.0
     return Choice(latency + carry + extra, latency, "direct", "Simple", bandwidth, wire, sent / wire if wire else 0.0, inside)
+
+
+def message(size: float, shape: GroupShape) -> Choice:
+    """One send and its receive between the two ranks of `shape`: the latency of one peer of an all_to_all, at the full rate of the link."""
+    table = params()["latency"]
+    if shape.nodes > 1:
+        rate = shape.inter * shape.crossing * float(params()["network"]["message"])
+        hop = net_hop("ring_net", 0 if size <= _LL_MOST else 2, shape)
+    else:
+        rate, hop = message_rate(shape), over_switch(float(table[f"peer_{fabric(shape)}"]), 1, shape)
+    latency = scaled(float(table["direct_base"]), shape) + hop * 1e-6
+    return Choice(latency + size / rate, latency, "direct", "Simple", rate)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.cost.collective.algorithms import Choice, all_to_all, collnet, in_switch, multicast, pat, ring, tree
+from sim.cost.collective.algorithms import Choice, all_to_all, collnet, in_switch, message, multicast, pat, ring, tree
 from sim.cost.collective.group import GroupShape
 from sim.cost.collective.rates import PROTOCOLS, bus_factor, params
 from topologies.errors import Refused, UnknownName
@@ -18,7 +18,10 @@ ALGORITHMS = ("auto", "ring", "tree", "nvls", "pat", "collnet", "hierarchical")
 
 
 def choices(name: str, size: float, shape: GroupShape) -> list[Choice]:
-    """Every way in which NCCL would run it on this machine. Raises `UnknownName` for a collective that is none of NCCL's."""
+    """Every way in which NCCL would run it on this machine; of a `send` the shape is that of its two ranks. Raises `UnknownName` for a
+    collective that is none of NCCL's."""
+    if name == "send":
+        return [message(size, shape)]
     if name not in NAMES:
         raise UnknownName("collective", name, NAMES)
     if shape.ranks < 2:

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.accuracy.collectives.timings import target, validate_collectives
+from sim.cost.collective import message_cost
 from sim.cost.collective.rates import params
 from sim.quantile import quantile
 from topologies.errors import BadInput
+from topologies.load import load_topology
 
 HEADER = ("kind", "gpus", "nodes", "gpu", "system", "message_bytes", "time_us")
 
@@ -52,6 +54,20 @@ def test_a_file_beside_is_scored_in_its_own_rows(tmp_path: Path) -> None:
         ("all_reduce", "collectives.csv"),
         ("all_to_all", "nccl_other_measured.csv"),
     }
+
+
+def test_ranks_that_send_to_the_next_wait_for_the_longest_way(tmp_path: Path) -> None:
+    """nccl-tests' sendrecv: over nodes the NIC of one GPU, on a DGX-1 two GPUs with one link. (Such rows were refused.)"""
+    rows = [
+        ("sendrecv", gpus, nodes, gpu, "dgx", 1 << 26, 1e3) for gpus, nodes, gpu in ((8, 1, "H100"), (16, 2, "H100"), (8, 1, "V100 DGX-1"))
+    ]
+    found = validate_collectives(_write(tmp_path / "collectives.csv", rows))
+    assert found["scored"] == 3 and found["refused"] == []
+    seconds = {(row["gpu"], row["span"]): 1e-3 * (1.0 + row["bias"]) for row in found["rows"]}
+    near, far = (message_cost(1 << 26, 0, peer, load_topology("2x dgx-h100")).seconds for peer in (1, 8))
+    assert seconds["H100", "one node"] == pytest.approx(near, rel=1e-3) and seconds["H100", "several nodes"] == pytest.approx(far, rel=1e-3)
+    cube = [message_cost(1 << 26, rank, (rank + 1) % 8, load_topology("dgx1-v100")).seconds for rank in range(8)]
+    assert seconds["V100", "one node"] == pytest.approx(max(cube), rel=1e-3) and max(cube) > 1.9 * min(cube)
 
 
 def test_targets_are_those_of_the_span_and_the_size() -> None:
