@@ -8,8 +8,8 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from sim.cost.price import Cost
+from sim.engine.groups import Groups, by_stage
 from sim.engine.machine import together
-from sim.engine.meeting import Groups, by_stage
 from sim.engine.sharing import merged
 from sim.program import Op
 

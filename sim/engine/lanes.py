@@ -8,33 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import simpy
-
+from sim.engine.agenda import Clock
+from sim.engine.meeting import Meetings
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, Lane, RankState
-from sim.program import EVENTS, MEETING, MESSAGE, Op
+from sim.program import EVENTS, MESSAGE, Op
 
 
 class Lanes:
-    """Runs items. `meets(op)`: the op needs other ranks; `number(item)` is told when a message is issued; `meet(item, time)` hands
-    an op that needs other ranks to `Meetings`; `finished(item)` records it."""
+    """Runs items. `meets(op)`: the op needs other ranks, whom it meets in `meetings`; `finished(item)` records it."""
 
     def __init__(
-        self,
-        env: simpy.Environment,
-        sharing: Sharing,
-        meets: Callable[[Op], bool],
-        meet: Callable[[Item, float], None],
-        finished: Callable[[Item], None],
-        number: Callable[[Item], None],
+        self, clock: Clock, sharing: Sharing, meetings: Meetings, meets: Callable[[Op], bool], finished: Callable[[Item], None]
     ) -> None:
-        self._env, self._sharing, self._meet, self._finished, self._number = env, sharing, meet, finished, number
-        self._meets = meets
+        self._clock, self._sharing, self._meetings, self._meets, self._finished = clock, sharing, meetings, meets, finished
 
     def push(self, state: RankState, item: Item) -> None:
         """Queues an op on its lane."""
         if item.op.kind in MESSAGE:
-            self._number(item)
+            self._meetings.number(item)
         lane = state.lane(item.lane)
         lane.last = item
         lane.queue.append(item)
@@ -48,7 +40,7 @@ class Lanes:
             kind = item.op.kind
             if kind == "record":
                 self._settle(lane, item)
-                self.ended(state, lane, item, max(lane.free, item.ready))
+                self.ended(lane, item, max(lane.free, item.ready))
                 assert item.mark is not None
                 item.mark.fire(item.end, item)  # who waited for the lane may have put more on it
             elif kind == "wait":
@@ -70,7 +62,7 @@ class Lanes:
         def resume(time: float, by: Item | None) -> None:
             if time > item.start:
                 item.bound, item.after = "event", by
-            self.ended(state, lane, item, max(item.start, time))
+            self.ended(lane, item, max(item.start, time))
             self._next(state, lane)
 
         if mark.time is None:
@@ -79,9 +71,9 @@ class Lanes:
         else:
             if mark.time > item.start:
                 item.bound, item.after = "event", mark.item
-            self.ended(state, lane, item, max(item.start, mark.time))
+            self.ended(lane, item, max(item.start, mark.time))
 
-    def ended(self, state: RankState, lane: Lane, item: Item, time: float) -> None:
+    def ended(self, lane: Lane, item: Item, time: float) -> None:
         """Frees the lane at `time` and tells whoever waits for the op."""
         if item.start < 0:
             item.start = time
@@ -98,62 +90,49 @@ class Lanes:
         self._settle(lane, item)
         start = max(lane.free, item.ready)
         lane.busy, lane.current = True, item
-        if item.op.kind in MEETING and self._meets(item.op):
-            item.start = start
-            self._meet(item, start)
+        item.start = start
+        if self._meets(item.op):
+            self._meetings.arrive(item, start)
         elif item.cost.uses and item.cost.seconds > 0:
-            item.start = start
-            self.at(start, lambda: self.flow(item, lambda: self._done(state, lane, item)))
+            self.at(start, lambda: self.flow(item, lambda: self.release(state, item, self._clock.now)))
         else:
-            item.start = start
             lane.work, lane.since = item.cost.seconds, start
             lane.rate = _beside(state, item) if state.comm and item.op.kind == "compute" else 1.0
             self._schedule_end(state, lane, item)
 
     def _schedule_end(self, state: RankState, lane: Lane, item: Item) -> None:
         lane.ticket += 1
-        ticket = lane.ticket
+        self._clock.after(max(0.0, lane.since + lane.work / lane.rate - self._clock.now), self._due, state, lane, item, lane.ticket)
 
-        def due(_: simpy.Event) -> None:
-            if lane.ticket == ticket:
-                self._done(state, lane, item)
-
-        end = lane.since + lane.work / lane.rate
-        timeout = self._env.timeout(max(0.0, end - self._env.now))
-        assert timeout.callbacks is not None
-        timeout.callbacks.append(due)
-
-    def _done(self, state: RankState, lane: Lane, item: Item) -> None:
-        end = self._env.now if item.cost.uses and item.cost.seconds > 0 else lane.since + lane.work / lane.rate
-        self.ended(state, lane, item, end)
-        self._next(state, lane)
+    def _due(self, state: RankState, lane: Lane, item: Item, ticket: int) -> None:
+        """The op ends, unless its speed has changed since."""
+        if lane.ticket == ticket:
+            self.release(state, item, lane.since + lane.work / lane.rate)
 
     def flow(self, item: Item, done: Callable[[], None]) -> None:
         """Runs an op that shares resources: first its latency, alone, then the rest as a flow."""
         cost = item.cost
         if not cost.uses:
-            self.at(self._env.now + cost.seconds, done)
+            self.at(self._clock.now + cost.seconds, done)
         elif cost.seconds <= cost.latency:
-            self.at(self._env.now + cost.latency, done)
+            self.at(self._clock.now + cost.latency, done)
         elif cost.latency > 0:
             work = cost.seconds - cost.latency
-            self.at(self._env.now + cost.latency, lambda: self._sharing.start(work, cost.uses, done, cost.share))
+            self.at(self._clock.now + cost.latency, lambda: self._sharing.start(work, cost.uses, done, cost.share))
         else:
             self._sharing.start(cost.seconds, cost.uses, done, cost.share)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Calls `action` at `time` (now, if that is past)."""
-        if time <= self._env.now:
+        if time <= self._clock.now:
             action()
-            return
-        timeout = self._env.timeout(time - self._env.now)
-        assert timeout.callbacks is not None
-        timeout.callbacks.append(lambda _: action())
+        else:
+            self._clock.after(time - self._clock.now, action)
 
     def release(self, state: RankState, item: Item, time: float) -> None:
-        """Ends an op that met others, and lets its lane go on."""
+        """Ends an op, and lets its lane go on."""
         lane = state.lane(item.lane)
-        self.ended(state, lane, item, time)
+        self.ended(lane, item, time)
         self._next(state, lane)
 
     def comm_changed(self, state: RankState, delta: int) -> None:
@@ -166,7 +145,7 @@ class Lanes:
             item = lane.current
             if item is None or item.op.kind != "compute" or item.cost.uses:
                 continue
-            now = max(self._env.now, lane.since)
+            now = max(self._clock.now, lane.since)
             lane.work = max(0.0, lane.work - (now - lane.since) * lane.rate)
             lane.since = now
             lane.rate = _beside(state, item) if state.comm else 1.0

@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from sim.cost.price import Cost
-from sim.engine.meeting import Groups
+from sim.engine.groups import Groups
 from sim.engine.sharing import merged
 from sim.program import COMPUTE, HOST, MOVES, Op, Program
 

@@ -15,11 +15,11 @@ from sim.engine.apart import worked
 from sim.engine.condense import condense, outside_events, shape_of, stretches
 from sim.engine.crowds import Beside, CostOf, Twin, crowds_of
 from sim.engine.fuse import Priced, fuse, span
+from sim.engine.groups import Groups
 from sim.engine.links import links_of
 from sim.engine.machine import LOADER, crowding, neighbours, steady, together
-from sim.engine.meeting import Groups
 from sim.mesh import peer_of
-from sim.program import COMPUTE, HOST, Op, Program
+from sim.program import COMPUTE, HOST, MEETING, Op, Program
 
 _OFTEN = 4
 """Calls from which on it is worth while to run the inside of a segment by itself, twice, before."""
@@ -201,6 +201,10 @@ class Pricing:
     def _beside_twins(self, op: Op, rank: int, cost_of: CostOf, twin: Twin) -> Cost:
         """What the op costs from `rank` on, beside the same op of those that are simulated as one with it."""
         return self._crowds.beside(op, rank, cost_of, twin, self.pricer.capacity) if self.folded else cost_of(rank)
+
+    def meets(self, op: Op) -> bool:
+        """Does the op need other ranks that are simulated?"""
+        return op.kind in MEETING and id(op) not in self.local
 
     def meeting(self, op: Op, rank: int) -> Cost:
         """A collective of the rank's group, or a message that it sends."""

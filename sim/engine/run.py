@@ -7,6 +7,7 @@ SimPy's heap orders what happens; the rules are CUDA's (`lanes`, `threads`), the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 import simpy
 from msgspec.structs import replace
@@ -14,14 +15,15 @@ from msgspec.structs import replace
 from sim.cost.price import Cost, Pricer
 from sim.engine.agenda import Environment, uncollected
 from sim.engine.fold import Symmetry, beside, representatives
+from sim.engine.groups import groups_of
 from sim.engine.lanes import Lanes
-from sim.engine.meeting import Meetings, groups_of
+from sim.engine.meeting import Arrival, Meetings
 from sim.engine.pricing import Pricing
 from sim.engine.sharing import Sharing
 from sim.engine.state import Item, RankState
 from sim.engine.steps import alone
 from sim.engine.threads import Thread
-from sim.program import COMPUTE, MEETING, Call, Op, Program, full_id
+from sim.program import COMPUTE, Call, Op, Program, full_id
 from sim.timeline.metrics import while_loaded
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
@@ -58,12 +60,13 @@ class Engine:
     def __init__(self, program: Program, pricer: Pricer, fold: Symmetry, detail: bool = True, condensed: bool = False) -> None:
         self.program, self.pricer, self.detail, self.condensed = program, pricer, detail, condensed
         self.env = simpy.Environment()
-        self.sharing = Sharing(Environment(self.env), pricer.capacity)
+        clock = Environment(self.env)
+        self.sharing = Sharing(clock, pricer.capacity)
         self.stands_for = representatives(program, fold)
         groups = groups_of(program.mesh, self.stands_for)
         self.prices = Pricing(program, pricer, groups, fold is not False, alone, beside(fold))
-        self.lanes = Lanes(self.env, self.sharing, self._meets, self._arrive, self._finished, self._number)
         self.meetings = Meetings(groups, self._complete)
+        self.lanes = Lanes(clock, self.sharing, self.meetings, self.prices.meets, self._finished)
         self.states: dict[int, RankState] = {}
         self.items: list[Item] = []
         self._flops: dict[int, float] = {}
@@ -98,21 +101,12 @@ class Engine:
             for op, cost in ops:
                 yield call, op, cost
 
-    def _meets(self, op: Op) -> bool:
-        return op.kind in MEETING and id(op) not in self.prices.local
-
-    def _arrive(self, item: Item, time: float) -> None:
-        self.meetings.arrive(item, time)
-
-    def _number(self, item: Item) -> None:
-        self.meetings.number(item)
-
-    def _complete(self, items: list[Item], arrivals: list[float]) -> None:
+    def _complete(self, come: list[Arrival]) -> None:
         """All have come: the transfer runs once for all of them."""
-        start = max(arrivals)
-        last = items[arrivals.index(start)]
+        last, start = max(come, key=itemgetter(1))
+        items = [item for item, _ in come]
         cost = self._meeting_cost(items)
-        for item, arrival in zip(items, arrivals, strict=True):
+        for item, arrival in come:
             # A kernel that waits for its peers occupies its lane from its own arrival: spans show the wait, as NCCL's do.
             item.wait = start - arrival
             if arrival < start:
@@ -135,11 +129,8 @@ class Engine:
         self.lanes.at(start, begin)
 
     def _meeting_cost(self, items: list[Item]) -> Cost:
-        first = items[0]
-        if first.op.kind == "collective":
-            return self.prices.collective(first.op, first.rank)
-        sender = first if first.op.kind == "send" else items[1]
-        return self.prices.message(sender.op, sender.rank)
+        teller = items[1] if items[0].op.kind == "recv" else items[0]  # a message's sender knows
+        return self.prices.meeting(teller.op, teller.rank)
 
     def _finished(self, item: Item) -> None:
         item.index = len(self.items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from sim.engine.meeting import Groups
+from sim.engine.groups import Groups
 from sim.program import Op
 
 A = TypeVar("A")
@@ -20,6 +20,15 @@ class Table(Generic[A]):
     def __init__(self, needed: int) -> None:
         self.needed = needed
         self.open: dict[int, list[A]] = {}
+
+    def come(self, number: int, one: A) -> list[A] | None:
+        """One more has come to a meeting: all of them, if it is the last."""
+        come = self.open.setdefault(number, [])
+        come.append(one)
+        if len(come) < self.needed:
+            return None
+        del self.open[number]
+        return come
 
 
 class Seat(Generic[A]):

@@ -12,9 +12,9 @@ from itertools import pairwise
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import condense, stretches
 from sim.engine.fuse import Priced, fuse
+from sim.engine.groups import by_stage
 from sim.engine.inorder.moves import Unordered
 from sim.engine.inorder.run import alone_in_order
-from sim.engine.meeting import by_stage
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone
 from sim.mesh import Mesh

@@ -12,9 +12,9 @@ from sim.engine.clocks.run import Clocks
 from sim.engine.clocks.times import WORK, Code, Line, State, ends_of
 from sim.engine.fold import Symmetry, beside, representatives
 from sim.engine.fuse import Priced
+from sim.engine.groups import groups_of
 from sim.engine.inorder.moves import Unordered
 from sim.engine.inorder.run import in_order
-from sim.engine.meeting import groups_of
 from sim.engine.pricing import Pricing
 from sim.program import COMPUTE, HOST, Program
 from topologies.errors import BadInput

@@ -64,7 +64,7 @@ class Thread:
     def _own(self, item: Item) -> bool:
         """Runs an op on the thread's own lane. True when the thread must wait."""
         kind = item.op.kind
-        if kind == "sync" or (kind == "wait" and item.op.lane == self.name):
+        if kind == "sync" or kind == "wait":
             return self._sync(item)
         if kind == "record":
             assert item.mark is not None
@@ -85,7 +85,7 @@ class Thread:
         item.after, item.bound = self._before(lane)
         self.clock = end
         lane.last = item
-        self._lanes.ended(self._state, lane, item, end)
+        self._lanes.ended(lane, item, end)
         self._freed_by = item
 
     def _before(self, lane: Lane) -> tuple[Item | None, str]:
@@ -105,7 +105,7 @@ class Thread:
             lane = self._state.lane(self.name)
             item.after, item.bound = (by, "event") if time > begin else self._before(lane)
             lane.last = item
-            self._lanes.ended(self._state, lane, item, self.clock)
+            self._lanes.ended(lane, item, self.clock)
             self._freed_by = item
 
         if op.event:

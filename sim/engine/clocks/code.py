@@ -60,15 +60,13 @@ class Assembler:
         """Ranks that wait for a peer: none, when a run has ended well."""
         return [f"rank {state.rank} on {this.lane.name}" for _, state, this, _ in self._seats.waiting()]
 
-    def _meets(self, op: Op) -> bool:
-        return op.kind in MEETING and id(op) not in self._prices.local
-
     def _beside(self, op: Op) -> bool:
-        return op.kind == "collective" and op.lane != COMPUTE and self._meets(op)
+        return op.kind == "collective" and op.lane != COMPUTE and self._prices.meets(op)
 
     def _one(self, state: State, thread: str, op: Op, cost: Cost, eager: bool) -> Instruction:
-        own, meets = op.lane == thread, self._meets(op)
-        done = self._meeting(op, state.rank, cost) if meets else cost
+        own, meets = op.lane == thread, self._prices.meets(op)
+        # A message's sender knows what it costs.
+        done = self._prices.meeting(op, state.rank) if meets and op.kind != "recv" else cost
         seconds, uses, share = done.seconds, done.uses, done.share
         if uses:
             share = share or merged(uses)[0][1]
@@ -103,7 +101,3 @@ class Assembler:
             eager and op.lane == COMPUTE,
             op.name,
         )
-
-    def _meeting(self, op: Op, rank: int, own: Cost) -> Cost:
-        """Of what ranks do together."""
-        return own if op.kind == "recv" else self._prices.meeting(op, rank)  # a message's sender knows

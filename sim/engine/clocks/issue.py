@@ -44,7 +44,7 @@ def _body(clocks: Clocks, thread: Thread, state: State, lines: Iterable[Line]) -
                 push((this, clock + this.lead, None, thread, -1, step))
             else:
                 begin = clock
-                reached = _reached(clocks, this, mark_of(this, index, state, latest) if this.event else None, thread)
+                reached = _reached(this, mark_of(this, index, state, latest) if this.event else None, thread)
                 if reached is None:
                     reached = thread.woken if thread.woken is not None else (yield)
                     thread.woken = None
@@ -59,7 +59,7 @@ def _body(clocks: Clocks, thread: Thread, state: State, lines: Iterable[Line]) -
                 clock = time
 
 
-def _reached(clocks: Clocks, this: Instruction, mark: Mark | None, thread: Thread) -> float | None:
+def _reached(this: Instruction, mark: Mark | None, thread: Thread) -> float | None:
     """When what a sync waits for has happened; None: the thread will be woken."""
     if mark is not None:
         if mark.time is None:

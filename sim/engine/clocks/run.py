@@ -49,8 +49,7 @@ class Clocks:
         if this.message:
             seat = this.seat
             assert seat is not None
-            entry = (*entry[:4], seat.number, entry[5])
-            seat.number += 1
+            entry = (*entry[:4], seat.next()[1], entry[5])
         if lane.busy or lane.queue:
             lane.queue.append(entry)
             if not lane.busy:
@@ -146,18 +145,9 @@ class Clocks:
     def _arrive(self, start: float, state: State, this: Instruction, entry: Entry) -> None:
         seat = this.seat
         assert seat is not None
-        number = entry[4]
-        if not this.message:
-            number = seat.number
-            seat.number += 1
-        table = seat.table
-        if table.needed == 1:
-            self.agenda.at(start, self._transfer, [(start, state, this, entry)])
-            return
-        come = table.open.setdefault(number, [])
-        come.append((start, state, this, entry))
-        if len(come) == table.needed:
-            del table.open[number]
+        number = entry[4] if this.message else seat.next()[1]
+        come = seat.table.come(number, (start, state, this, entry))
+        if come:
             self.agenda.at(max(arrival[0] for arrival in come), self._transfer, come)
 
     def _transfer(self, come: list[Arrival]) -> None:

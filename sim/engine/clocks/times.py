@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple
 
 from sim.engine.seats import Seat
-from sim.program import COMPUTE
 
 WORK, RECORDED, SYNC, HELD, QUEUED = range(5)
 """What a thread does with an op: runs it itself, records an event, waits for one, waits for an op of its own lane that meets or
@@ -89,7 +88,6 @@ class Lane:
 
     __slots__ = (
         "busy",
-        "compute",
         "current",
         "ended",
         "free",
@@ -105,7 +103,7 @@ class Lane:
     )
 
     def __init__(self, name: str, state: State) -> None:
-        self.name, self.state, self.compute = name, state, name == COMPUTE
+        self.name, self.state = name, state
         self.queue: deque[Entry] = deque()
         self.free = 0.0
         self.busy = False

@@ -16,16 +16,11 @@ class Waiting:
     def meets(self, lane: Lane, start: float, seconds: float, meeting: Meeting, step: int) -> bool:
         """Has the op met its peers? It ends `seconds` after the last of them has come; until then its lane's ops queue."""
         table, number = meeting
-        come = table.open.get(number)
+        come = table.come(number, (start, seconds, lane, step))
         if come is None:
-            come = table.open[number] = [(start, seconds, lane, step)]
-        else:
-            come.append((start, seconds, lane, step))
-        if len(come) < table.needed:
             if lane.queue is None:
                 lane.queue = deque()
             return False
-        del table.open[number]
         begin = longest = 0.0
         for came, its, _, _ in come:
             if came > begin:

@@ -22,8 +22,8 @@ from sim.engine.clocks.code import Assembler
 from sim.engine.clocks.issue import issue
 from sim.engine.clocks.run import Clocks
 from sim.engine.clocks.times import State, ends_of
+from sim.engine.groups import Groups
 from sim.engine.machine import LOADER
-from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone, lines_of
 from sim.plan import Output, Update

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.fold import representatives
+from sim.engine.groups import Groups
 from sim.engine.inorder.moves import Rank, Unordered
 from sim.engine.inorder.run import in_order
-from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
 from sim.engine.run import simulate
 from sim.engine.shortcut import Shortcut

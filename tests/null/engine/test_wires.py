@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from sim.cost.price import Cost
 from sim.engine.fold import representatives
+from sim.engine.groups import Groups
 from sim.engine.inorder.moves import Unordered
 from sim.engine.inorder.run import in_order
 from sim.engine.inorder.wires import wires_of
-from sim.engine.meeting import Groups
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone, step_times
 from sim.lower.step import lower
