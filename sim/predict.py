@@ -72,20 +72,21 @@ def predict_setting(
     """`predict` for inputs that are bound already. Without `detail`, what meets nobody else is simulated once, for speed."""
     if not isinstance(steps, int) or steps < 1:
         raise BadInput(f"steps = {steps!r}: a whole number of simulated steps, at least 1")
+    setting = msgspec.structs.replace(setting, fold=fold)
     plan, topology = setting.plan, setting.topology
     quiet = msgspec.structs.replace(plan, output=Output())
     pricer = pricer_for(setting, calibration, costs)
-    program, trace, _ = until_settled(partial(steps_of, setting, quiet, pricer, fold, detail), max(steps, 2))
-    ops = simulated_ops(program, fold and setting.places)
+    program, trace, _ = until_settled(partial(steps_of, setting, quiet, pricer, detail), max(steps, 2))
+    ops = simulated_ops(program, setting.places)
     fine = detail and apart(ops)
     if fine:
         trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
     alone = metrics.step_time(trace)
-    split = mean_step(setting, pricer, program.steps, fold) if varies(plan) else metrics.breakdown(trace)
+    split = mean_step(setting, pricer, program.steps) if varies(plan) else metrics.breakdown(trace)
     step = split.total if varies(plan) else alone
-    parts = on_path(setting, pricer, step, program.steps, fold, fine) if varies(plan) else [(1.0, trace)]
-    points = held(setting, program, pricer, trace, alone, fold) if fine else []
-    stall = output_seconds(setting, pricer, step, fold, points)
+    parts = on_path(setting, pricer, step, program.steps, fine) if varies(plan) else [(1.0, trace)]
+    points = held(setting, program, pricer, trace, alone) if fine else []
+    stall = output_seconds(setting, pricer, step, points)
     split = msgspec.structs.replace(split, output_s=split.output_s + stall)
     shares = uncertainty.shares_of(program, pricer, topology, plan, step)
     sure = uncertainty.interval(
@@ -98,13 +99,13 @@ def predict_setting(
     return found
 
 
-def steps_of(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, detail: bool, steps: int) -> Steps:
+def steps_of(setting: Setting, plan: Plan, pricer: Pricer, detail: bool, steps: int) -> Steps:
     """So many steps of `plan`, simulated as finely as their number of ops allows."""
     program = program_for(setting, steps, plan)
-    return Steps(program, played(setting, program, pricer, fold, detail), pricer)
+    return Steps(program, played(setting, program, pricer, detail), pricer)
 
 
-def played(setting: Setting, program: Program, pricer: Pricer, fold: bool = True, detail: bool = False) -> Trace:
+def played(setting: Setting, program: Program, pricer: Pricer, detail: bool = False) -> Trace:
     """The program's trace; with `detail` a span for each op, where they are not too many."""
-    ops = simulated_ops(program, fold and setting.places)
-    return simulate(program, pricer, fold, setting.places, detail and apart(ops), condensed=fused(ops) or not (detail or quick(ops)))
+    ops = simulated_ops(program, setting.places)
+    return simulate(program, pricer, setting.places, detail and apart(ops), condensed=fused(ops) or not (detail or quick(ops)))

@@ -86,7 +86,7 @@ def _large(dp: int) -> tuple[float, float]:
     }  # fmt: skip
     begun = time.perf_counter()
     setting = bind(plan, f"{16 * dp}x dgx-h100")
-    step = steps_of(setting, setting.plan, pricer_for(setting), True, False, 1).step
+    step = steps_of(setting, setting.plan, pricer_for(setting), False, 1).step
     return time.perf_counter() - begun, step
 
 

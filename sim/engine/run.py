@@ -32,21 +32,19 @@ from topologies.errors import BadInput
 def simulate(
     program: Program,
     pricer: Pricer,
-    fold: bool = True,
-    symmetric: Symmetry = True,
+    symmetry: Symmetry = True,
     detail: bool = True,
     condensed: bool = False,
     alike: bool = False,
 ) -> Trace:
     """Plays `program` in virtual time and returns every op's span, in order of their ends.
 
-    With `fold`, equal ranks of a `symmetric` machine are simulated once; their flows count on shared links.
+    Ranks that are equal by the machine's `symmetry` are simulated once; their flows count on shared links.
     Without `detail`, runs of kernels are fused exactly (`sim.engine.fuse`): the same times, fewer spans.
     `condensed` also runs the inside of each stretch that meets nobody else only once (`sim.engine.condense`). `alike`: all ranks price
     equal ops alike.
     Raises `BadInput` when the program deadlocks.
     """
-    symmetry = fold and symmetric
     # Unfolded, a group's members are ranks of their own: stretches end at every collective, and running them alone is not exact.
     with uncollected():
         engine = Engine(program, pricer, symmetry, detail and not condensed, condensed and symmetry is not False)
@@ -57,14 +55,14 @@ def simulate(
 class Engine:
     """One simulation. After `run`, `sharing.moved` holds what went through each resource."""
 
-    def __init__(self, program: Program, pricer: Pricer, fold: Symmetry, detail: bool = True, condensed: bool = False) -> None:
+    def __init__(self, program: Program, pricer: Pricer, symmetry: Symmetry, detail: bool = True, condensed: bool = False) -> None:
         self.program, self.pricer, self.detail, self.condensed = program, pricer, detail, condensed
         self.env = simpy.Environment()
         clock = Environment(self.env)
         self.sharing = Sharing(clock, pricer.capacity)
-        self.stands_for = representatives(program, fold)
+        self.stands_for = representatives(program, symmetry)
         groups = groups_of(program.mesh, self.stands_for)
-        self.prices = Pricing(program, pricer, groups, fold is not False, alone, beside(fold))
+        self.prices = Pricing(program, pricer, groups, symmetry is not False, alone, beside(symmetry))
         self.meetings = Meetings(groups, self._complete)
         self.lanes = Lanes(clock, self.sharing, self.meetings, self.prices.meets, self._finished)
         self.states: dict[int, RankState] = {}

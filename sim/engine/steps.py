@@ -34,15 +34,12 @@ class Step(NamedTuple):
         return max(self)
 
 
-def step_times(
-    program: Program, pricer: Pricer, fold: bool = True, symmetric: Symmetry = True, alike: bool = False, apart: bool = False
-) -> list[Step]:
+def step_times(program: Program, pricer: Pricer, symmetry: Symmetry = True, alike: bool = False, apart: bool = False) -> list[Step]:
     """The steps: `metrics.step_times` of the condensed simulation.
 
     `alike`: all ranks price equal ops alike. `apart`: in program order where that tells them, which is faster, and leaves out what
     transfers lose to others on the same links. Raises `BadInput` when the program deadlocks.
     """
-    symmetry = fold and symmetric
     folded = symmetry is not False
     stands_for = representatives(program, symmetry)
     prices = Pricing(program, pricer, groups_of(program.mesh, stands_for), folded, alone, beside(symmetry))

@@ -91,7 +91,7 @@ def run_traces(
         raise BadInput(f"the traces are of {world} ranks, {machine.name} has {machine.gpus}. Use more machines")
     program, taken = program_of(workload)
     inner = _pricer(machine, framework or workload.framework or "pytorch", calibration, world)
-    return simulate(program, Replayed(inner, taken, machine, workload.alone), fold=False)
+    return simulate(program, Replayed(inner, taken, machine, workload.alone), symmetry=False)
 
 
 def _pricer(machine: Topology, framework: str, calibration: str | Path | None, world: int) -> Pricer:

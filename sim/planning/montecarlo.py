@@ -115,7 +115,7 @@ def spread(
     slow, batches = _slowness(setting), batches_of(setting.plan)
     factors = [_draw(setting, found, slow, batches, random.Random(f"{seed}/{at}")) for at in range(draws)]
     table, without = _table(setting, calibration, factors, _shares(setting, found))
-    stall = output_seconds(setting, pricer_for(setting, calibration), without, True, [])
+    stall = output_seconds(setting, pricer_for(setting, calibration), without, [])
     samples = [_seconds(table, ranks, link, slow) + stall for ranks, link in factors]
     ordered = sorted(samples)
     return Spread(
@@ -217,7 +217,7 @@ def _table(
     compute, link = (_grid(values, points) for values in drawn)
     quiet = msgspec.structs.replace(setting.plan, output=Output())
     usual = pricer_for(setting, calibration)
-    program = until_settled(partial(steps_of, setting, quiet, usual, True, False), STEPS).program
+    program = until_settled(partial(steps_of, setting, quiet, usual, False), STEPS).program
     seconds = []
     for factor in compute:
         clock, load = factor**boards, factor**lengths

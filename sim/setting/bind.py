@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sim.cost.device import peak_flops
-from sim.engine.fold import Places, alike
+from sim.engine.fold import Symmetry, alike
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.framework.framework import Framework
@@ -38,6 +38,8 @@ class Setting(msgspec.Struct, frozen=True):
     topology: Topology
     framework: Framework
     network: Network
+    fold: bool = True
+    """Equal ranks are simulated once."""
 
     @property
     def flops(self) -> float:
@@ -47,9 +49,9 @@ class Setting(msgspec.Struct, frozen=True):
         return each * self.plan.global_batch
 
     @property
-    def places(self) -> Places | bool:
-        """Where its ranks sit, so that equal ones may be simulated once; False: each must be."""
-        return places_of(mesh_of(self.plan), self.topology) or False
+    def places(self) -> Symmetry:
+        """Where its ranks sit, so that equal ones may be simulated once; False: each is."""
+        return (self.fold and places_of(mesh_of(self.plan), self.topology)) or False
 
     @property
     def foldable(self) -> bool:

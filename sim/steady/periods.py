@@ -42,35 +42,35 @@ def kinds(plan: Plan) -> tuple[tuple[Plan, float], ...]:
     return tuple((msgspec.structs.replace(plan, update=update), of_all) for update, of_all in updates)
 
 
-def mean_step(setting: Setting, pricer: Pricer, steps: int, fold: bool = True) -> Breakdown:
+def mean_step(setting: Setting, pricer: Pricer, steps: int) -> Breakdown:
     """What a mean step is spent on; it sums to its seconds. `steps` are simulated, more for "async".
 
     Of local updates a step with averaging counts one `every`-th, a step without for the rest: one step alone would be either, by whether
     `every` happens to divide the number of simulated steps.
     """
     if setting.plan.asynchronous:
-        return asynchrony.mean_step(_trace(setting, setting.plan, pricer, LONG, fold))
+        return asynchrony.mean_step(_trace(setting, setting.plan, pricer, LONG))
     split = dict.fromkeys(Breakdown.__struct_fields__, 0.0)
     times: list[float] = []
     for plan, weight in kinds(setting.plan):
-        found = breakdown(_trace(setting, plan, pricer, steps, fold))
+        found = breakdown(_trace(setting, plan, pricer, steps))
         times.append(found.total)
         for name in split:
             split[name] += weight * getattr(found, name)
-    saved = evened(setting, pricer, times, lambda one: step_time(_trace(one, one.plan, pricer, steps, fold))).saved
+    saved = evened(setting, pricer, times, lambda one: step_time(_trace(one, one.plan, pricer, steps))).saved
     stalled = min(saved, split["data_s"])
     split["data_s"] -= stalled
     split["host_s"] -= saved - stalled  # who waits in vain for a batch may launch late, too
     return Breakdown(**split)
 
 
-def on_path(setting: Setting, pricer: Pricer, step: float, steps: int, fold: bool, detail: bool) -> list[tuple[float, Trace]]:
+def on_path(setting: Setting, pricer: Pricer, step: float, steps: int, detail: bool) -> list[tuple[float, Trace]]:
     """The steps that what binds a mean one (of `step` seconds) is found in, and how many times each is in it: of local updates those of its kinds, of
     asynchronous ranks any one, which stands for the others. `detail`: of ops, not of runs of them."""
     traces: list[Trace] = []
 
     def seconds(one: Setting) -> float:
-        traces.append(_trace(one, one.plan, pricer, steps, fold, detail))
+        traces.append(_trace(one, one.plan, pricer, steps, detail))
         return step_time(traces[-1])
 
     if setting.plan.asynchronous:
@@ -122,7 +122,7 @@ def evened(setting: Setting, pricer: Pricer, times: Sequence[float], step: Calla
     return Even(saved / plan.update.every, tuple(weight / plan.update.every for weight in bound))
 
 
-def _trace(setting: Setting, plan: Plan, pricer: Pricer, steps: int, fold: bool, detail: bool = False) -> Trace:
+def _trace(setting: Setting, plan: Plan, pricer: Pricer, steps: int, detail: bool = False) -> Trace:
     quiet = msgspec.structs.replace(plan, output=Output())
     program = program_for(setting, steps, quiet)
-    return simulate(program, pricer, fold, setting.places, detail, condensed=not detail)
+    return simulate(program, pricer, setting.places, detail, condensed=not detail)

@@ -90,7 +90,7 @@ class Run:
         return self._times(self.program(counts))
 
     def _times(self, program: Program) -> list[Step]:
-        return step_times(program, self.pricer, True, self._places, self._alike, self._coarse and self.shortens)
+        return step_times(program, self.pricer, self._places, self._alike, self._coarse and self.shortens)
 
     def whole(self) -> float:
         """Seconds of a step with all micro-batches."""
@@ -129,7 +129,7 @@ class Run:
         from sim.engine.run import simulate
 
         program = self.program(counts)
-        return program, simulate(program, self.pricer, True, self._places, detail=False, condensed=True, alike=self._alike)
+        return program, simulate(program, self.pricer, self._places, detail=False, condensed=True, alike=self._alike)
 
     def program(self, counts: tuple[int, ...]) -> Program:
         """Steps of so many micro-batches each."""

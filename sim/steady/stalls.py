@@ -31,14 +31,14 @@ _WITHOUT: dict[str, dict[str, Any]] = {
 """Sync points of the input path, and the keys of [data] that take them away."""
 
 
-def held(setting: Setting, program: Program, pricer: Pricer, trace: Trace, step: float, fold: bool) -> list[SyncPoint]:
+def held(setting: Setting, program: Program, pricer: Pricer, trace: Trace, step: float) -> list[SyncPoint]:
     """Sync points of every step; those of the input path with what the step would be without them."""
     points = sync_points(program, trace)
     for at, point in enumerate(points):
         if point.op in _WITHOUT and point.where.startswith("data/"):
             data = msgspec.structs.replace(setting.plan.data, **_WITHOUT[point.op])
             better = msgspec.structs.replace(setting.plan, data=data, output=Output())
-            other = simulate(program_for(setting, program.steps, better), pricer, fold, setting.places)
+            other = simulate(program_for(setting, program.steps, better), pricer, setting.places)
             points[at] = msgspec.structs.replace(point, adds=step - metrics.step_time(other))
     return points
 
@@ -47,20 +47,20 @@ _SYNCS = {"log_every": "output/loss", "item_every": "output/item", "print_every"
 """Keys of [output] after which the host waits for the device, and the ops that do."""
 
 
-def output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, points: list[SyncPoint]) -> float:
+def output_seconds(setting: Setting, pricer: Pricer, step: float, points: list[SyncPoint]) -> float:
     """Mean seconds per step that logging, syncs and checkpoints add to a mean step of `step` seconds: each is simulated on every step, then
     spread. What comes after one and the same step waits for the device together. Their sync points are added to `points`."""
     output = setting.plan.output
     if not any(getattr(output, field) for field in (*_SYNCS, "checkpoint_every")):
         return 0.0
     # Of local updates the simulated step averages or does not: beside it stands the very same one without output.
-    without = _run(setting, Output(), pricer, fold).step if setting.plan.update.mode == "local" else step
+    without = _run(setting, Output(), pricer).step if setting.plan.update.mode == "local" else step
     known, added = {point.where for point in points}, 0.0
 
     @lru_cache
     def loud(fields: frozenset[str]) -> _Run:
         kept = {"checkpoint_to": output.checkpoint_to, "checkpoint_mode": output.checkpoint_mode}
-        return _run(setting, msgspec.structs.replace(Output(), **kept, **dict.fromkeys(fields, 1)), pricer, fold)
+        return _run(setting, msgspec.structs.replace(Output(), **kept, **dict.fromkeys(fields, 1)), pricer)
 
     longer = dict.fromkeys(_SYNCS.values(), 0.0)
     found: dict[str, SyncPoint] = {}
@@ -78,7 +78,7 @@ def output_seconds(setting: Setting, pricer: Pricer, step: float, fold: bool, po
     points += [msgspec.structs.replace(point, adds=longer.get(where)) for where, point in found.items()]
     if output.checkpoint_every:
         run = loud(frozenset(["checkpoint_every"]))
-        held_up = _held_up(setting, pricer, fold, run.step, run.step - without, step)
+        held_up = _held_up(setting, pricer, run.step, run.step - without, step)
         added += _saved(points, known, run, output.checkpoint_every, step, *held_up)
     return added
 
@@ -99,24 +99,24 @@ class _Run(NamedTuple):
     pricer: Pricer
 
 
-def _run(setting: Setting, output: Output, pricer: Pricer, fold: bool, many: int = LONG) -> _Run:
+def _run(setting: Setting, output: Output, pricer: Pricer, many: int = LONG) -> _Run:
     """Steps with such output until they have settled (`many` where ranks do not wait for each other), and what one of them takes."""
     plan = msgspec.structs.replace(setting.plan, output=output)
     alone = plan.asynchronous
 
     def simulated(steps: int) -> _Run:
-        program, trace = _simulated(setting, plan, pricer, fold, steps)
+        program, trace = _simulated(setting, plan, pricer, steps)
         return _Run(program, trace, asynchrony.mean_step(trace).total if alone else metrics.step_time(trace), pricer)
 
     return simulated(many) if alone else until_settled(simulated, STEPS)
 
 
-def _simulated(setting: Setting, plan: Plan, pricer: Pricer, fold: bool, steps: int) -> tuple[Program, Trace]:
+def _simulated(setting: Setting, plan: Plan, pricer: Pricer, steps: int) -> tuple[Program, Trace]:
     program = program_for(setting, steps, plan)
-    return program, simulate(program, pricer, fold, setting.places, apart(simulated_ops(program, fold and setting.places)))
+    return program, simulate(program, pricer, setting.places, apart(simulated_ops(program, setting.places)))
 
 
-def _held_up(setting: Setting, pricer: Pricer, fold: bool, saving: float, longer: float, step: float) -> tuple[float, float]:
+def _held_up(setting: Setting, pricer: Pricer, saving: float, longer: float, step: float) -> tuple[float, float]:
     """Seconds that one checkpoint adds to its step and those after it, and of the shortest period from one to the next. `saving`: a step of a loop
     that makes one in each, by so much `longer` than without; `step`: the mean one without.
 
@@ -124,10 +124,10 @@ def _held_up(setting: Setting, pricer: Pricer, fold: bool, saving: float, longer
     shorter."""
     output, beside = setting.plan.output, setting.plan.output.checkpoint_mode == "async"
     if setting.plan.asynchronous:
-        return _paced(setting, pricer, fold), 0.0
-    adds = max(0.0, _once(setting, pricer, fold) if beside else longer)
+        return _paced(setting, pricer), 0.0
+    adds = max(0.0, _once(setting, pricer) if beside else longer)
     if setting.plan.data.workers:
-        stall = metrics.breakdown(_run(setting, Output(), pricer, fold).trace).data_s
+        stall = metrics.breakdown(_run(setting, Output(), pricer).trace).data_s
         adds = _made_up(adds, setting.plan, step, stall, output.checkpoint_every)
     return adds, saving if beside else 0.0
 
@@ -136,14 +136,14 @@ _AFTER = 4
 """Steps in which what a checkpoint holds up is made up for, or is not."""
 
 
-def _once(setting: Setting, pricer: Pricer, fold: bool) -> float:
+def _once(setting: Setting, pricer: Pricer) -> float:
     """Of a checkpoint that waits for none before."""
     output = setting.plan.output
     saves = Output(checkpoint_mode=output.checkpoint_mode, checkpoint_to=output.checkpoint_to, checkpoint_every=_AFTER)
 
     def spent(output: Output) -> float:
         plan = msgspec.structs.replace(setting.plan, output=output)
-        return sum(metrics.step_times(_simulated(setting, plan, pricer, fold, 2 * _AFTER - 1)[1])[_AFTER - 1 :])
+        return sum(metrics.step_times(_simulated(setting, plan, pricer, 2 * _AFTER - 1)[1])[_AFTER - 1 :])
 
     return spent(saves) - spent(Output())
 
@@ -153,17 +153,17 @@ def writing_seconds(setting: Setting, pricer: Pricer) -> float:
     output = Output(
         checkpoint_mode=setting.plan.output.checkpoint_mode, checkpoint_to=setting.plan.output.checkpoint_to, checkpoint_every=1
     )
-    _, trace = _simulated(setting, msgspec.structs.replace(setting.plan, output=output), pricer, True, 1)
+    _, trace = _simulated(setting, msgspec.structs.replace(setting.plan, output=output), pricer, 1)
     return max((span.seconds for span in trace.spans if span.lane == WRITER and span.kind == "copy"), default=0.0)
 
 
-def _paced(setting: Setting, pricer: Pricer, fold: bool) -> float:
+def _paced(setting: Setting, pricer: Pricer) -> float:
     """Of one where ranks do not wait for each other: by how much it lowers their common pace. Where several come in a simulation, they come as
     often as the plan's, and the steps that count (all but two: `asynchrony.counted`) are whole periods of them."""
     every, seldom = setting.plan.output.checkpoint_every, LONG // 2 + 1
     output = msgspec.structs.replace(setting.plan.output, **dict.fromkeys(_SYNCS, 0), checkpoint_every=min(every, seldom))
     many = 2 + every * math.ceil((LONG - 2) / every) if every < seldom else LONG
-    longer = _run(setting, output, pricer, fold, many).step - _run(setting, Output(), pricer, fold, many).step
+    longer = _run(setting, output, pricer, many).step - _run(setting, Output(), pricer, many).step
     return max(0.0, longer) * (every if every < seldom else LONG - 2)
 
 

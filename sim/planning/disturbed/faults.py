@@ -75,7 +75,7 @@ def faults(
     broken = [_broken(setting, fault) for fault in tried]
     progress = Progress(1 + len(tried), "machines simulated, the whole one and each with a fault", say)
     whole = _step(setting, calibration)
-    stall = output_seconds(setting, pricer_for(setting, calibration), whole, True, [])
+    stall = output_seconds(setting, pricer_for(setting, calibration), whole, [])
     whole += stall
     progress.more()
     rows = []

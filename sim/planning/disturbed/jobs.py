@@ -99,7 +99,7 @@ def jobs(
         for pair in pairs:
             alone += paces([pair], [ENOUGH])
             progress.more()
-        stalls = [output_seconds(s, pricer_for(s), pace.step, True, []) for s, pace in zip(settings, alone, strict=True)]
+        stalls = [output_seconds(s, pricer_for(s), pace.step, []) for s, pace in zip(settings, alone, strict=True)]
         together = _together(pairs, _steps(alone), [pace.step for pace in alone])
         progress.more()
         name = placement if isinstance(placement, str) else "given"

@@ -78,7 +78,7 @@ class Study:
         self.program: Program = program_for(setting, steps)
         self.pricer: Pricer = pricer_for(setting)
         self.noted = Noted(self.pricer)
-        self.trace: Trace = simulate(self.program, self.noted, True, setting.places)
+        self.trace: Trace = simulate(self.program, self.noted, setting.places)
         self.step = step_time(self.trace)
         ranks = set(self.trace.ranks)
         self.ops: dict[str, Op] = {

@@ -51,7 +51,7 @@ class Studied:
             self._kinds = [Part(mean_step(self._setting, self.first.pricer, STEPS).total / self.first.step, self.first)]
         self.parts = self._on_path()
         step = sum(part.weight * part.study.step for part in self.parts)
-        self.output = output_seconds(setting, self.first.pricer, step, True, [])
+        self.output = output_seconds(setting, self.first.pricer, step, [])
         self.step = step + self.output
 
     def _on_path(self) -> tuple[Part, ...]:
@@ -74,7 +74,7 @@ class Studied:
 
         def again(study: Study) -> float:
             pricer = priced(study)
-            return step_times(study.program, pricer, True, study.setting.places)[study.trace.reported].settled
+            return step_times(study.program, pricer, study.setting.places)[study.trace.reported].settled
 
         times = [again(study) for _, study in self._kinds]
         saved = evened(self._setting, priced(self.first), times, lambda one: again(self._stocked(one))).saved

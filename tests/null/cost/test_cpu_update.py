@@ -32,7 +32,7 @@ def update(ranks: int, fold: bool = True, *edits: str) -> float:
 
     setting = bind(plan(ranks, True), "dgx-h100", edits)
     program = lower(setting.plan, setting.network, setting.framework, "cuda", 1)
-    trace = simulate(program, pricer_for(setting, None, "fitted"), fold, setting.foldable)
+    trace = simulate(program, pricer_for(setting, None, "fitted"), fold and setting.foldable)
     return max(span.end - span.start for span in trace.spans if span.id.endswith("optimizer/cpu"))
 
 

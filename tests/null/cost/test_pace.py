@@ -96,7 +96,7 @@ def test_a_rank_that_stands_for_others_has_their_clock(schedule: str) -> None:
     chunks = {"virtual_stages": 2} if schedule == "interleaved" else {}
     setting = _setting(HEAD, parallel={"schedule": schedule, **chunks})
     program = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
-    folded, apart = (step_times(simulate(program, pricer_for(setting), fold=fold)) for fold in (True, False))
+    folded, apart = (step_times(simulate(program, pricer_for(setting), symmetry=fold)) for fold in (True, False))
     assert folded == pytest.approx(apart, rel=1e-9)
 
 

@@ -69,7 +69,7 @@ def test_sums_of_norms_gradients_follow_each_other_at_once() -> None:
     assert seconds[1:] == pytest.approx([AGAIN] * 5) and AGAIN < seconds[0] <= FULL
 
 
-@pytest.mark.parametrize("how", [{"fold": False}, {"fold": True}, {"alike": True}, {"alike": True, "apart": True}])
+@pytest.mark.parametrize("how", [{"symmetry": False}, {"symmetry": True}, {"alike": True}, {"alike": True, "apart": True}])
 def test_every_way_of_running_prices_a_meeting_alike(how: dict[str, bool]) -> None:
     layer = (norm(), linear("up", seam="tp.gather", seam_bytes=1024), linear("down", seam="tp.reduce", seam_bytes=1024))
     p = program({"parallel": {"tp": 2}}, network(3, layer), QUIET.but(tensor_parallel={"style": "dtensor"}), "cpu", 3)

@@ -81,7 +81,7 @@ def test_clocks_equal_the_trace(pieces: Pieces, ranks: int, slow: float, capacit
     made = drawn(pieces, ranks, costs)
     pricer = TablePricer(costs, {"link": capacity, "other": 1.5}, slow)
     for one, other in zip(
-        traced(simulate(made, pricer, fold=False)), [step.seconds for step in step_times(made, pricer, fold=False)], strict=True
+        traced(simulate(made, pricer, symmetry=False)), [step.seconds for step in step_times(made, pricer, symmetry=False)], strict=True
     ):
         assert abs(one - other) <= 1e-9 * max(one, 1.0)
 
@@ -102,7 +102,7 @@ def test_folded_clocks_equal_the_condensed_trace(pieces: Pieces, slow: float) ->
 def test_ranks_that_wait_for_ever_are_named() -> None:
     made = program({"host": [Op("x", "recv", "comm.in", group="dp", peer=1)]}, {"host": [Op("k", "compute", "compute")]})
     with pytest.raises(BadInput, match=r"deadlocks.*rank 0"):
-        step_times(made, TablePricer({"x": 1.0, "k": 1.0}), fold=False)
+        step_times(made, TablePricer({"x": 1.0, "k": 1.0}), symmetry=False)
     made = program({"host": [Op("s", "sync", "host", event="never", shift=0)]})
     with pytest.raises(BadInput, match=r"deadlocks.*rank 0 host"):
         step_times(made, TablePricer({}))

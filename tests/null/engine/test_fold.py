@@ -65,7 +65,7 @@ def test_folded_equals_unfolded(pp: int, replicate: int, shard: int, tp: int, wo
     mesh = Mesh({"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "tp": tp})
     program, costs = spmd(mesh, work)
     pricer = SharedUplink(costs, {"uplink": 1.0}, slow)
-    whole, folded = simulate(program, pricer, fold=False), simulate(program, pricer, fold=True)
+    whole, folded = simulate(program, pricer, symmetry=False), simulate(program, pricer, symmetry=True)
     assert len(folded.ranks) == pp
     for one, other in zip(step_times(whole), step_times(folded), strict=True):
         assert abs(one - other) <= 1e-9 * one
@@ -107,7 +107,7 @@ def ring(ways: int, slow: set[int]) -> tuple[Program, dict[str, Cost | float]]:
 @given(st.integers(1, 7), st.sets(st.integers(0, 6)))
 def test_rings_around_slow_ranks_fold_to_the_same_time(ways: int, slow: set[int]) -> None:
     program, costs = ring(ways, slow)
-    whole, folded = (simulate(program, TablePricer(costs), fold=fold) for fold in (False, True))
+    whole, folded = (simulate(program, TablePricer(costs), symmetry=fold) for fold in (False, True))
     assert step_times(whole) == step_times(folded)
 
 
@@ -157,7 +157,7 @@ def test_a_folded_ring_waits_for_its_slowest_hop(hops: list[float], rounds: int,
     program = Program("ring", "cuda", mesh, {"layer": tuple(ops)}, {"all": Role({"host": calls})}, ("all",) * mesh.world, 2)
     pricer = Hops({"work": work})
     pricer.hops = hops
-    whole, folded = simulate(program, pricer, fold=False), simulate(program, pricer, fold=True)
+    whole, folded = simulate(program, pricer, symmetry=False), simulate(program, pricer, symmetry=True)
     assert len(folded.ranks) == 1
     for one, other in zip(step_times(whole), step_times(folded), strict=True):
         assert abs(one - other) <= 1e-9 * one
@@ -187,5 +187,5 @@ def test_kernels_on_other_lanes_have_one_speed_on_all_ranks() -> None:
     setting = bind(plan | {"parallel": {"tp": 2, "dp_shard": 2, "dp_replicate": 2}}, "dgx-h100")
     pricer, places = pricer_for(setting), setting.places
     made = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 2)
-    folded, each = (step_times(simulate(made, pricer, fold, places))[-1] for fold in (True, False))
+    folded, each = (step_times(simulate(made, pricer, fold and places))[-1] for fold in (True, False))
     assert abs(folded - each) <= 1e-9 * each

@@ -51,7 +51,7 @@ def _alone(setting: Setting) -> float:
     roles = {
         name: Role({HOST: tuple(call for call in role.threads[HOST] if call.step == STEPS - 1)}) for name, role in program.roles.items()
     }
-    return simulate(msgspec.structs.replace(program, roles=roles, steps=1), pricer_for(setting), fold=False).end
+    return simulate(msgspec.structs.replace(program, roles=roles, steps=1), pricer_for(setting), symmetry=False).end
 
 
 @pytest.mark.no_cover

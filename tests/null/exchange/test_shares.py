@@ -45,7 +45,7 @@ def _alone(setting: Setting, calibration: Path | None = None) -> float:
     roles = {
         name: Role({HOST: tuple(call for call in role.threads[HOST] if call.step == STEPS - 1)}) for name, role in program.roles.items()
     }
-    return simulate(msgspec.structs.replace(program, roles=roles, steps=1), pricer_for(setting, calibration), fold=False).end
+    return simulate(msgspec.structs.replace(program, roles=roles, steps=1), pricer_for(setting, calibration), symmetry=False).end
 
 
 @pytest.mark.no_cover

@@ -34,7 +34,9 @@ def two_ranks() -> Trace:
         return [*ops, Op("b", "compute", "compute", cls="gemm"), Op("end", "sync", "host")]
 
     made = program({"host": rank()}, {"host": rank()}, mesh=Mesh({"dp_replicate": 2}), calls=3)
-    return simulate(made, TablePricer({"f": Cost(2e-3, host=1e-5), "b": Cost(2e-3, host=1e-5), "ar": Cost(3e-3, host=2e-5)}), fold=False)
+    return simulate(
+        made, TablePricer({"f": Cost(2e-3, host=1e-5), "b": Cost(2e-3, host=1e-5), "ar": Cost(3e-3, host=2e-5)}), symmetry=False
+    )
 
 
 def test_a_trace_reads_back(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_an_asynchronous_server_has_a_thread_for_each_worker() -> None:
 def throughput(plan: dict[str, object], slow: dict[int, float], steps: int = 4) -> list[float]:
     """Steps per second of each rank over the last steps."""
     p = program(plan, network(1), steps=steps)
-    trace = simulate(p, Constant(slow), fold=False)
+    trace = simulate(p, Constant(slow), symmetry=False)
     rates = []
     for rank in range(p.world):
         ends = [max(s.end for s in trace.spans if s.rank == rank and s.step == step and s.thread == "host") for step in range(steps)]

@@ -173,7 +173,7 @@ def test_tensor_parallel_ranks_send_their_part_and_gather_the_rest() -> None:
 
 def test_uneven_stages_hold_what_the_plan_says() -> None:
     made = pipeline("1f1b", 2, 2, layers=5, stages=[4, 1])
-    by_rank = [{span.id.split("/")[-1] for span in kernels(simulate(made, Free(), fold=False)) if span.rank == rank} for rank in (0, 1)]
+    by_rank = [{span.id.split("/")[-1] for span in kernels(simulate(made, Free(), symmetry=False)) if span.rank == rank} for rank in (0, 1)]
     assert by_rank == [{f"L{i}.linear" for i in range(4)}, {"L4.linear"}]
     with pytest.raises(BadInput, match="5 layers"):
         pipeline("1f1b", 2, 2, layers=5, stages=[4, 2])
@@ -202,7 +202,7 @@ def test_both_ends_of_a_tied_embedding_meet_apart_from_the_pipeline() -> None:
 
 def _held(made: Program, rank: int) -> tuple[int, int]:
     """(peak, end) of what the step holds beside the resident memory."""
-    memory = simulate(made, Free(), fold=False).memory[rank]
+    memory = simulate(made, Free(), symmetry=False).memory[rank]
     resident = sum(made.resident.values())
     return max(used for _, used in memory) - resident, memory[-1][1] - resident
 
@@ -245,7 +245,7 @@ def test_every_pipeline_keeps_the_laws_and_runs(plan: dict[str, Any], device: st
     layers = p["pp"] * (2 if p["schedule"] in VEES else p["virtual_stages"])
     made = program(plan, line(layers), device=device, steps=2)
     verify(made)
-    folded, unfolded = simulate(made, Constant()), simulate(made, Constant(), fold=False)
+    folded, unfolded = simulate(made, Constant()), simulate(made, Constant(), symmetry=False)
     assert max(s.end for s in folded.spans) == pytest.approx(max(s.end for s in unfolded.spans), abs=1e-9)
     resident = sum(made.resident.values())
     assert all(used >= resident for rank in unfolded.memory.values() for _, used in rank)

@@ -20,7 +20,7 @@ LITTLE = 1.001
 
 def mean(setting: Setting, pricer: Pricer) -> float:
     """Seconds of a step over whole periods, but the first and the last."""
-    trace = simulate(program_for(setting, 60), pricer, True, setting.places, False, condensed=True)
+    trace = simulate(program_for(setting, 60), pricer, setting.places, False, condensed=True)
     times = step_times(trace)[-26:-2]
     return sum(times) / len(times)
 

@@ -63,7 +63,7 @@ def _between(value: float, one: float, other: float) -> bool:
 def _sides(found: Study, kind: str) -> tuple[float, float]:
     """d ln step / d ln speed by simulating with a little more, and a little less of a resource."""
     topology = found.setting.topology
-    again = [step_time(simulate(found.program, Scaled(found.pricer, kind, 1 + s), True, topology.symmetric)) for s in (SMALL, -SMALL)]
+    again = [step_time(simulate(found.program, Scaled(found.pricer, kind, 1 + s), topology.symmetric)) for s in (SMALL, -SMALL)]
     return (again[0] / found.step - 1) / SMALL, (1 - again[1] / found.step) / SMALL
 
 
@@ -88,7 +88,7 @@ def test_faster_links_do_what_the_path_says(case: Study) -> None:
         if change is None:
             continue
         other = pricer_for(type(setting)(setting.plan, faster_links(setting.topology, kind, 1 + SMALL), setting.framework, setting.network))
-        again = step_time(simulate(program, other, True, setting.topology.symmetric)) / case.step - 1
+        again = step_time(simulate(program, other, setting.topology.symmetric)) / case.step - 1
         assert abs(again - change) <= 1e-3 * abs(again) + 0.02 * SMALL, kind
 
 
@@ -125,7 +125,7 @@ def test_attention_that_is_written_out_is_bound_by_memory() -> None:
 @pytest.mark.no_cover
 def test_nothing_made_faster_is_the_step_itself(case: Study) -> None:
     """Also where kernels say themselves how much a collective beside them slows them."""
-    assert step_time(simulate(case.program, Scaled(case.pricer, "nothing", 2.0), True, case.setting.foldable)) == case.step
+    assert step_time(simulate(case.program, Scaled(case.pricer, "nothing", 2.0), case.setting.foldable)) == case.step
 
 
 def test_a_kernel_beside_a_collective_hangs_on_its_ends() -> None:

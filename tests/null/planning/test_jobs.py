@@ -136,7 +136,7 @@ def test_a_job_alone_takes_what_its_trace_takes() -> None:
     setting = bind(PLAN, "2x dgx-h100")
     ranks = tuple(range(setting.plan.world))
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, ENOUGH)
-    ends = step_ends(simulate(program, PlacedPricer(pricer_for(setting), ranks, setting.topology), fold=False))
+    ends = step_ends(simulate(program, PlacedPricer(pricer_for(setting), ranks, setting.topology), symmetry=False))
     assert steps_beside([(setting, ranks)], [ENOUGH])[0] == pytest.approx((ends[3] - ends[1]) / 2, rel=1e-9)
 
 

@@ -113,5 +113,5 @@ def test_ranks_that_wait_for_nobody_have_as_many_checkpoints_as_the_plan_says(ev
     tree |= {"parallel": {"dp_replicate": 4}, "update": {"mode": "async"}}
     setting = bind(load_plan(tree), "h100-pcie-x8")
     program = program_for(setting, 10 * every + 2, setting.plan)
-    trace = simulate(program, pricer_for(setting), True, setting.places, False, condensed=True)
+    trace = simulate(program, pricer_for(setting), setting.places, False, condensed=True)
     assert predict(tree, "h100-pcie-x8").step_time_s == pytest.approx(asynchrony.mean_step(trace).total, rel=0.015)

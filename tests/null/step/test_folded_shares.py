@@ -27,7 +27,7 @@ UPDATES: tuple[dict[str, Any], ...] = (
 
 def steps_of(setting: Setting, fold: bool) -> list[float]:
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, 3)
-    return metrics.step_times(simulate(program, pricer_for(setting), fold, setting.foldable, detail=False))
+    return metrics.step_times(simulate(program, pricer_for(setting), fold and setting.foldable, detail=False))
 
 
 @pytest.mark.no_cover

@@ -31,7 +31,7 @@ def test_what_loaders_make_while_replicas_average_is_in_store_for_the_steps_betw
     }
     plan = load_plan(gpt | {"data": data, "update": {"mode": "local", "every": every}}, more)
     setting = bind(plan, "h100-pcie-x8")
-    trace = simulate(program_for(setting, 60, plan), pricer_for(setting), True, setting.places, False, condensed=True)
+    trace = simulate(program_for(setting, 60, plan), pricer_for(setting), setting.places, False, condensed=True)
     times = step_times(trace)[-26:-2]
     found = predict(plan, "h100-pcie-x8")
     assert found.step_time_s == pytest.approx(sum(times) / len(times), rel=2e-3)

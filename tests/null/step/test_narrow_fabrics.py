@@ -67,7 +67,7 @@ def test_groups_that_lie_on_their_nodes_otherwise_are_not_taken_for_alike(
     """Groups of six on nodes of four: some are four and two, others two and four. (8 to 20 % too fast.)"""
     setting = bind(plan(parallel, framework="megatron-core", comm={"overlap": False}), on, edits)
     program, pricer = lower(setting.plan, setting.network, setting.framework, "cuda", 2), pricer_for(setting)
-    folded, whole = (metrics.step_time(simulate(program, pricer, fold, setting.places, detail=False)) for fold in (True, False))
+    folded, whole = (metrics.step_time(simulate(program, pricer, fold and setting.places, detail=False)) for fold in (True, False))
     assert folded == pytest.approx(whole, rel=1e-3)
     assert 1 < len(set(representatives(program, setting.places))) <= simulated
 
@@ -123,6 +123,6 @@ def test_replicas_on_other_nodes_fill_the_same_uplinks() -> None:
             ("pod=4", f"oversubscription={ratio}"),
         )
         program, pricer = lower(setting.plan, setting.network, setting.framework, "cuda", 2), pricer_for(setting)
-        found.append(metrics.step_time(simulate(program, pricer, True, setting.places, detail=False)))
-        assert step_times(program, pricer, True, setting.places)[-1].seconds == pytest.approx(found[-1], rel=0.05)
+        found.append(metrics.step_time(simulate(program, pricer, setting.places, detail=False)))
+        assert step_times(program, pricer, setting.places)[-1].seconds == pytest.approx(found[-1], rel=0.05)
     assert found[0] * 1.05 < found[1] < found[2] / 1.05

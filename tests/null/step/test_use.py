@@ -90,7 +90,7 @@ def test_a_programs_lanes_and_a_traces_spans_have_the_same_names() -> None:
     """In the order of issue, each once."""
     setting = bind({"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 2, "micro": 1}, "parallel": {"dp_replicate": 2}}, "dgx-h100")
     program = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
-    trace = simulate(program, pricer_for(setting), fold=False)
+    trace = simulate(program, pricer_for(setting), symmetry=False)
     assert len({span.id for span in trace.spans}) == len(trace.spans)
     for rank in (0, 1):
         issued = [full_id(rank, call, op) for thread in program.threads(rank) for call, op in program.ops(rank, thread)]
