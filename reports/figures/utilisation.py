@@ -1,4 +1,4 @@
-"""CPU, device lanes, copy engines and links over time, as a system monitor draws them: one strip for each, 0 to 100 %."""
+"""CPU, device lanes and copy engines over time, as a system monitor draws them: one strip for each, 0 to 100 %."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sim.timeline.utilisation import Use, Utilisation
 _MOST = 16
 _LEAST, _PEAK = 0.005, 0.1
 """Beside the busiest of its kind, a strip below half a percent on average that never reaches a tenth would be an empty one."""
-_COLOURS = {"cores": "#0072B2", "thread": "#56B4E9", "compute": "#009E73", "copy": "#E69F00", "comm": "#CC79A7", "link": "#D55E00"}
+_COLOURS = {"cores": "#0072B2", "thread": "#56B4E9", "compute": "#009E73", "copy": "#E69F00", "comm": "#CC79A7"}
 _ORDER = tuple(_COLOURS)
 
 
@@ -21,7 +21,7 @@ def chosen(found: Utilisation, most: int = _MOST) -> list[Use]:
     """What is worth a strip: cores first, then of each kind the busiest, `most` in all; others that hardly ever work are left out."""
     active = [use for use in found.uses if any(use.busy)]
     picked: list[Use] = []
-    for rank in range(len(active)):  # in turns, so that many links do not crowd out the lanes
+    for rank in range(len(active)):  # in turns, so that many threads do not crowd out the lanes
         for kind in _ORDER:
             of = sorted((use for use in active if use.kind == kind), key=lambda use: (-use.mean, use.name))
             if rank < len(of) and len(picked) < most and (rank == 0 or _worth(of[rank])):

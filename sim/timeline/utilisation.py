@@ -1,4 +1,4 @@
-"""How busy cores, GPU lanes, copy engines and links are over the time of a run: functions of a trace.
+"""How busy cores, CPU threads, device lanes and copy engines are in the reported step: functions of a trace. (Links: `reports.figures.links`.)
 
 Everything is a share between 0 and 1. A lane runs one op at a time; spans that overlap on a lane count once. CPU threads share
 cores max-min fairly, as in the engine: while more run than there are cores, each has `cores / running` of one.
@@ -11,26 +11,23 @@ from typing import Literal
 
 import msgspec
 
-from sim.cost.price import Cost, Pricer, carried, transfer_cost
-from sim.program import MOVES, ORDERS, Program, cpu_lane, full_id
+from sim.program import ORDERS, cpu_lane
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 from topologies.load import Topology
 
 BINS = 120
-Kind = Literal["cores", "thread", "compute", "copy", "comm", "link"]
+Kind = Literal["cores", "thread", "compute", "copy", "comm"]
 
 
 class Use(msgspec.Struct, frozen=True):
     """One resource over time."""
 
     name: str
-    """`cores`, `rank 0 loader.1`, `rank 0 compute`, `n0/gpu0>n0/nvswitch`."""
+    """`cores`, `rank 0 loader.1`, `rank 0 compute`."""
     kind: Kind
     busy: tuple[float, ...]
     """Share of each bin, 0 to 1."""
-    moved: float = 0.0
-    """Links: bytes carried in the whole window."""
 
     @property
     def mean(self) -> float:
@@ -38,7 +35,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Utilisation(msgspec.Struct, frozen=True):
-    """All resources of a run between two moments (seconds of the trace)."""
+    """All resources of the reported step, between two moments (seconds of the trace)."""
 
     begin: float
     end: float
@@ -46,11 +43,7 @@ class Utilisation(msgspec.Struct, frozen=True):
 
     def of(self, name: str) -> Use:
         """The resource by its name. Raises `KeyError`."""
-        return next(use for use in self.uses if use.name == name) if any(u.name == name for u in self.uses) else _missing(name)
-
-
-def _missing(name: str) -> Use:
-    raise KeyError(name)
+        return {use.name: use for use in self.uses}[name]
 
 
 def on_cpu(span: Span, cpu: bool) -> list[tuple[float, float]]:
@@ -137,20 +130,9 @@ def cpu_busy(trace: Trace, topology: Topology, seconds: float | None = None) -> 
     return min(1.0, busy / cores / lasts)
 
 
-def utilisation(
-    trace: Trace,
-    topology: Topology,
-    program: Program | None = None,
-    pricer: Pricer | None = None,
-    *,
-    bins: int = BINS,
-    whole: bool = False,
-) -> Utilisation:
-    """Busy shares of cores, threads, device lanes and (with `program` and `pricer`) links.
-
-    `whole`: over the whole trace; else over the reported step. An empty trace has no uses.
-    """
-    begin, end = (0.0, trace.end) if whole else window(trace)
+def utilisation(trace: Trace, topology: Topology, bins: int = BINS) -> Utilisation:
+    """Busy shares of cores, threads and device lanes in the reported step. An empty trace has no uses."""
+    begin, end = window(trace)
     if end <= begin:
         return Utilisation(begin, end, ())
     cpu = topology.kind == "cpu"
@@ -161,8 +143,6 @@ def utilisation(
         pieces = _shared(work, running, cores)
         uses.append(Use(f"rank {rank} {thread}", "thread", _share(_bins(pieces, begin, end, bins))))
     uses += _lanes(trace, begin, end, bins, cpu)
-    if program is not None and pricer is not None:
-        uses += _links(program, trace, pricer, begin, end, bins)
     return Utilisation(begin, end, tuple(uses))
 
 
@@ -193,37 +173,4 @@ def _lanes(trace: Trace, begin: float, end: float, bins: int, cpu: bool) -> list
         kind: Kind = "copy" if lane.startswith("copy") else "comm" if lane.startswith("comm") else "compute"
         if not (cpu and kind == "compute"):
             found.append(Use(f"rank {rank} {lane}", kind, _share(_bins(((a, b, 1.0) for a, b in _merged(spans)), begin, end, bins))))
-    return found
-
-
-def transfers(program: Program, trace: Trace, pricer: Pricer) -> list[tuple[Span, Cost]]:
-    """Each transfer that was simulated, once, with its cost: a collective for its first member, a message for its sender.
-
-    Exact for unfolded traces; in folded ones each stands for its siblings, whose links are other ones.
-    """
-    spans = {s.id: s for s in trace.spans if s.kind in MOVES}
-    found: list[tuple[Span, Cost]] = []
-    for rank in trace.ranks:
-        for thread in program.threads(rank):
-            for call, op in program.ops(rank, thread):
-                span = spans.get(full_id(rank, call, op)) if op.kind in MOVES else None
-                if span is not None and (op.kind != "collective" or rank == program.mesh.group(op.group, rank)[0]):
-                    found.append((span, transfer_cost(pricer, program.mesh, op, rank)))
-    return found
-
-
-def _links(program: Program, trace: Trace, pricer: Pricer, begin: float, end: float, bins: int) -> list[Use]:
-    lines: dict[str, list[tuple[float, float, float]]] = {}
-    for span, cost in transfers(program, trace, pricer):
-        start, stop = span.start + span.wait + cost.latency, span.end
-        if stop <= start:
-            continue
-        for link, moved in carried(cost):
-            lines.setdefault(link, []).append((start, stop, moved / (stop - start)))
-    found = []
-    for link, pieces in sorted(lines.items()):
-        line = _bins(pieces, begin, end, bins)
-        moved = sum(line) * (end - begin) / bins
-        # A transfer counts with its mean rate: while another holds it up it takes less, so that the two seem to overfill the link.
-        found.append(Use(link, "link", tuple(min(1.0, value / pricer.capacity[link]) for value in line), moved))
     return found

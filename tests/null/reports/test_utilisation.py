@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from reports.figures.utilisation import chosen, monitor
 from sim.predict import predict
-from sim.setting.bind import bind
-from sim.setting.pricer import pricer_for
 from sim.timeline.utilisation import utilisation
 from sim.trace import Trace
 from topologies.load import load_topology
@@ -13,11 +11,10 @@ from topologies.load import load_topology
 
 def test_strips_are_the_tables() -> None:
     found = predict("two-gpus-six-stages", "h100-pcie-x8")
-    assert found.program and found.trace
-    setting = bind("two-gpus-six-stages", "h100-pcie-x8")
-    table = utilisation(found.trace, setting.topology, found.program, pricer_for(setting), bins=20)
+    assert found.trace
+    table = utilisation(found.trace, load_topology("h100-pcie-x8"), bins=20)
     uses = chosen(table)
-    assert {"cores", "thread", "compute", "copy", "comm", "link"} == {use.kind for use in uses} and len(uses) <= 16
+    assert {"cores", "thread", "compute", "copy", "comm"} == {use.kind for use in uses} and len(uses) <= 16
     figure = monitor(table, measured=[(0.0, 0.5), (0.001, 0.25)])
     assert len(figure.data) == len(uses) + 1
     assert [round(100 * value, 2) for value in uses[0].busy] == list(figure.data[0].y)

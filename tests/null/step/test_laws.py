@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reports.figures.links import link_use
 from sim.cost.sustained import board_spread, slowest
 from sim.files.planfile import load_plan
 from sim.planning.montecarlo import Jitter, spread
@@ -102,11 +103,11 @@ def test_nothing_is_busier_than_all_the_time(name: str, on: str, workers: int, f
     plan = load_plan(name, (f"data.workers={workers}", "data.preprocess='0.3 ms'"))
     setting, found = bind(plan, on), predict(plan, on, fold=fold)
     assert found.program and found.trace
-    pricer = pricer_for(setting)
-    for whole in (False, True):
-        table = utilisation(found.trace, setting.topology, found.program, pricer, bins=37, whole=whole)
-        assert {"cores"} <= {use.name for use in table.uses}
-        assert all(0 <= value <= 1 + 1e-9 for use in table.uses for value in use.busy), name
+    table = utilisation(found.trace, setting.topology, bins=37)
+    assert {"cores"} <= {use.name for use in table.uses}
+    assert all(0 <= value <= 1 + 1e-9 for use in table.uses for value in use.busy), name
+    for used in link_use(found.program, found.trace, pricer_for(setting)):
+        assert 0 <= used.share <= 1 and all(0 <= value <= 1 for value in used.bins), name
     begin, end = window(found.trace)
     assert end > begin
     busy = cpu_busy(found.trace, setting.topology)
