@@ -76,12 +76,11 @@ def predict_setting(
     plan, topology = setting.plan, setting.topology
     quiet = msgspec.structs.replace(plan, output=Output())
     pricer = pricer_for(setting, calibration, costs)
-    program, trace, _ = until_settled(partial(steps_of, setting, quiet, pricer, detail), max(steps, 2))
+    program, trace, _, alone = until_settled(partial(steps_of, setting, quiet, pricer, detail), max(steps, 2))
     ops = simulated_ops(program, setting.places)
     fine = detail and apart(ops)
     if fine:
         trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
-    alone = metrics.step_time(trace)
     split = mean_step(setting, pricer, program.steps) if varies(plan) else metrics.breakdown(trace)
     step = split.total if varies(plan) else alone
     parts = on_path(setting, pricer, step, program.steps, fine) if varies(plan) else [(1.0, trace)]
@@ -102,7 +101,8 @@ def predict_setting(
 def steps_of(setting: Setting, plan: Plan, pricer: Pricer, detail: bool, steps: int) -> Steps:
     """So many steps of `plan`, simulated as finely as their number of ops allows."""
     program = program_for(setting, steps, plan)
-    return Steps(program, played(setting, program, pricer, detail), pricer)
+    trace = played(setting, program, pricer, detail)
+    return Steps(program, trace, pricer, metrics.step_time(trace))
 
 
 def played(setting: Setting, program: Program, pricer: Pricer, detail: bool = False) -> Trace:

@@ -16,7 +16,7 @@ from sim.cost.price import Pricer
 from sim.engine.machine import crowding, spent, steady
 from sim.lower.output import WRITER
 from sim.program import HOST, Call, Program
-from sim.timeline.metrics import loaded_until, step_time, step_times, window
+from sim.timeline.metrics import loaded_until, step_times, window
 from sim.trace import Span, Trace
 
 MOST = 16
@@ -48,10 +48,8 @@ class Steps(NamedTuple):
     program: Program
     trace: Trace
     pricer: Pricer
-
-    @property
-    def step(self) -> float:
-        return step_time(self.trace)
+    step: float
+    """Seconds of the reported one."""
 
 
 S = TypeVar("S", bound=Simulated)

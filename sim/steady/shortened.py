@@ -123,7 +123,7 @@ class Run:
     def _traces(self, steps: int) -> Steps:
         """So many whole steps, beside whose end loader processes that share the host's cores need not work as in the middle."""
         program, trace = self._traced((self._setting.plan.microbatches,) * steps)
-        return Steps(program, trace, self.pricer)
+        return Steps(program, trace, self.pricer, step_time(trace))
 
     def _traced(self, counts: tuple[int, ...]) -> tuple[Program, Trace]:
         from sim.engine.run import simulate

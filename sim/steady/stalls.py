@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from sim.setting.bind import Setting
 from sim.setting.program import program_for
 from sim.steady.detail import STEPS, apart, simulated_ops
 from sim.steady.periods import LONG
-from sim.steady.settled import until_settled
+from sim.steady.settled import Steps, until_settled
 from sim.timeline import asynchrony, metrics
 from sim.timeline.syncs import SyncPoint, spread, sync_points
 from sim.trace import Trace
@@ -58,7 +58,7 @@ def output_seconds(setting: Setting, pricer: Pricer, step: float, points: list[S
     known, added = {point.where for point in points}, 0.0
 
     @lru_cache
-    def loud(fields: frozenset[str]) -> _Run:
+    def loud(fields: frozenset[str]) -> Steps:
         kept = {"checkpoint_to": output.checkpoint_to, "checkpoint_mode": output.checkpoint_mode}
         return _run(setting, msgspec.structs.replace(Output(), **kept, **dict.fromkeys(fields, 1)), pricer)
 
@@ -92,21 +92,14 @@ def shares(every: dict[str, int]) -> dict[frozenset[str], float]:
     return {one: share for one, share in found.items() if share > 1e-12}
 
 
-class _Run(NamedTuple):
-    program: Program
-    trace: Trace
-    step: float
-    pricer: Pricer
-
-
-def _run(setting: Setting, output: Output, pricer: Pricer, many: int = LONG) -> _Run:
+def _run(setting: Setting, output: Output, pricer: Pricer, many: int = LONG) -> Steps:
     """Steps with such output until they have settled (`many` where ranks do not wait for each other), and what one of them takes."""
     plan = msgspec.structs.replace(setting.plan, output=output)
     alone = plan.asynchronous
 
-    def simulated(steps: int) -> _Run:
+    def simulated(steps: int) -> Steps:
         program, trace = _simulated(setting, plan, pricer, steps)
-        return _Run(program, trace, asynchrony.mean_step(trace).total if alone else metrics.step_time(trace), pricer)
+        return Steps(program, trace, pricer, asynchrony.mean_step(trace).total if alone else metrics.step_time(trace))
 
     return simulated(many) if alone else until_settled(simulated, STEPS)
 
@@ -167,7 +160,7 @@ def _paced(setting: Setting, pricer: Pricer) -> float:
     return max(0.0, longer) * (every if every < seldom else LONG - 2)
 
 
-def _saved(points: list[SyncPoint], known: set[str], run: _Run, every: int, step: float, adds: float, least: float) -> float:
+def _saved(points: list[SyncPoint], known: set[str], run: Steps, every: int, step: float, adds: float, least: float) -> float:
     """Seconds per step of checkpoints that each add `adds`, every so many steps of `step` seconds, with `least` from one to the next; their sync
     points, as in `run`, join `points`."""
     left = max(0.0, least - every * step - adds)

@@ -39,13 +39,13 @@ def with_blanks(row: Row, assumed: list[str]) -> Row:
     if not spec.moe or spec.first_dense:
         own["ffn_hidden"] = spec.inner
     blank = {name: value for name, value in own.items() if value and not getattr(row, name)}
-    told = [name for name in blank if name not in ("n_kv_heads", "head_dim", "activation") or _matters(row, name, spec)]
+    told = [name for name in blank if name not in ("n_kv_heads", "head_dim", "activation") or _matters(name, spec)]
     if told:
         assumed.append(f"{', '.join(told)} not stated: those of {spec.name}")
     return msgspec.structs.replace(row, **blank)
 
 
-def _matters(row: Row, name: str, spec: Decoder) -> bool:
+def _matters(name: str, spec: Decoder) -> bool:
     """A blank that the usual reading would fill otherwise: as many keys as queries, heads that share the width out."""
     if name == "n_kv_heads":
         return spec.kv != spec.heads

@@ -225,11 +225,11 @@ def _reduce(job: Job, unit: Unit, reduced: list[Unit]) -> list[Op]:
         ops += [*shared, *then, record(f"{name}.done", end)] if shared or then else []
     reduced.append(unit)
     if not job.plan.comm.overlap:
-        ops += [_again(job, f"grad/{unit.name}{suffix}.here.wait", _last(job, unit, suffix, axis)) for suffix, axis, _ in unit.gradients]
+        ops += [_again(job, f"grad/{unit.name}{suffix}.here.wait", _last(job, unit, suffix)) for suffix, _, _ in unit.gradients]
     return ops
 
 
-def _last(job: Job, unit: Unit, suffix: str, axis: str) -> str:
+def _last(job: Job, unit: Unit, suffix: str) -> str:
     """The event after which a unit's gradients are what the optimizer reads."""
     shared = job.size("dp_replicate") > 1 or after_message(job, "", "", 1.0, job.size("grad"))
     return f"grad/{unit.name}{suffix}.{'done' if shared else 'scattered'}"
@@ -245,7 +245,7 @@ def _finish(job: Job, reduced: list[Unit], tag: str) -> list[Op]:
     for unit in reduced:
         for suffix, axis, _ in unit.gradients:
             end = "dp_replicate" if job.size("dp_replicate") > 1 else axis
-            last[lane_of(end)] = _last(job, unit, suffix, axis)
+            last[lane_of(end)] = _last(job, unit, suffix)
     return [_again(job, f"grad/{tag}end.{lane}.wait", event) for lane, event in last.items()]
 
 

@@ -49,6 +49,13 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
     return Part(name=name, forward=forward, backward=backward, cls="activation", saved=kept, recompute=recompute)
 
 
+def sigmoid_gate(share: Share, name: str, columns: int) -> Part:
+    """What attention gives, of so many `columns`, x sigmoid(gate): both inputs are kept (Qwen3-Next, Qwen3NextAttention)."""
+    e, n = share.e, share.rows * columns
+    forward, backward = elementwise("glu", share, n, 2 * e, e, 6.0), elementwise("glu", share, n, 3 * e, 2 * e, 12.0)
+    return Part(name=name, forward=(forward,), backward=(backward,), cls="activation", saved=2 * n * e)
+
+
 def limited(share: Share, part: Part, n: int) -> Part:
     """A gated activation of `n` results whose two inputs are clamped first (GPT-OSS, config.json: swiglu_limit).
 

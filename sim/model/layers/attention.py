@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from sim.model.layers.activation import sigmoid_gate
 from sim.model.layers.elementwise import dropout_kernels, elementwise, transpose
 from sim.model.layers.heads import Heads, split_heads
 from sim.model.layers.linear import linear, operand, quantised, scaled_before
@@ -230,11 +231,4 @@ def grouped_query(
     out = linear(
         share, "attn.proj", local.q * d, hidden, bias=proj_bias, seam="tp.reduce" if seam_bytes else "", seam_bytes=seam_bytes, frozen=frozen
     )  # fmt: skip
-    return [*parts, middle, *([_gate(share, local.q * d)] if gated else []), out]
-
-
-def _gate(share: Share, columns: int) -> Part:
-    """output x sigmoid(gate): both inputs are kept (Qwen3-Next, Qwen3NextAttention)."""
-    e, n = share.e, share.rows * columns
-    forward, backward = elementwise("glu", share, n, 2 * e, e, 6.0), elementwise("glu", share, n, 3 * e, 2 * e, 12.0)
-    return Part(name="attn.gate", forward=(forward,), backward=(backward,), cls="activation", saved=2 * n * e)
+    return [*parts, middle, *([sigmoid_gate(share, "attn.gate", local.q * d)] if gated else []), out]

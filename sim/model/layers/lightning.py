@@ -4,6 +4,7 @@ Attention-2; MiniMax-01, section 2.2)."""
 from __future__ import annotations
 
 from sim.model.check import divisible
+from sim.model.layers.activation import sigmoid_gate
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import linear
 from sim.model.layers.mamba import uncut
@@ -29,7 +30,7 @@ def lightning(share: Share, hidden: int, spec: Lightning, *, fused: bool) -> lis
         _silu(share, 3 * inner),
         _chunks(share, spec, heads),
         norm(share, "lightning.norm", share.rows, inner, "rmsnorm", after_residual=False, es=share.e),
-        _gate(share, inner),
+        sigmoid_gate(share, "lightning.gate", inner),
         linear(share, "lightning.out_proj", inner, hidden, seam="tp.reduce" if bytes_ else "", seam_bytes=bytes_),
     ]  # fmt: skip
 
@@ -62,10 +63,3 @@ def _chunks(share: Share, spec: Lightning, heads: int) -> Part:
         saved=whole,
         working=whole + 2 * states,
     )
-
-
-def _gate(share: Share, columns: int) -> Part:
-    """norm(y) x sigmoid(gate); both inputs are kept."""
-    e, n = share.e, share.rows * columns
-    forward, backward = elementwise("glu", share, n, 2 * e, e, 6.0), elementwise("glu", share, n, 3 * e, 2 * e, 12.0)
-    return Part(name="lightning.gate", forward=(forward,), backward=(backward,), cls="activation", saved=2 * n * e)

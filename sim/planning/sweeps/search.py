@@ -21,9 +21,9 @@ from sim.planning.sweeps.floor import Floor
 from sim.planning.sweeps.front import open_questions
 from sim.planning.sweeps.judge import Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.sweeps.pool import Pool, pool
-from sim.planning.sweeps.space import Candidate, check_values, plan_at, point, settings_of
+from sim.planning.sweeps.space import Candidate, TooLarge, check_values, plan_at, point, settings_of
 from sim.planning.sweeps.store import Row, Store, default_file
-from sim.planning.sweeps.sweep import Ask, Sweep, concluded, header_of
+from sim.planning.sweeps.sweep import Ask, Sweep, concluded, header_of, rejected
 from topologies.errors import BadInput
 
 _BATCH = 8
@@ -118,11 +118,8 @@ class _Hunt:
         for candidate, at in fresh.values():
             plan = plan_at(self._base, candidate, at.get("gpus", ""))
             needed = self._over({key: value for key, value in at.items() if key != "on"}, candidate.on)
-            if isinstance(plan, str):
-                yield self._kept(Row(candidate.key, "refused", plan))
-            elif needed:
-                reason = f"parameters, gradients and optimizer state alone take {needed / 2**30:.1f} GiB on a rank"
-                yield self._kept(Row(candidate.key, "memory", reason, memory=needed))
+            if isinstance(plan, str) or needed:
+                yield self._kept(rejected(candidate, plan if isinstance(plan, str) else TooLarge(needed)))
             else:
                 work.append((candidate, plan))
         fits: list[tuple[Candidate, Plan]] = []

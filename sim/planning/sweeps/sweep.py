@@ -158,15 +158,20 @@ def _enumerate(
     work: list[tuple[Candidate, Plan]] = []
     rows: list[Row] = []
     for candidate, plan in candidates(base, space, on, store.done(every), Floor(base, space, edits).over):
-        if isinstance(plan, str):
-            rows.append(Row(candidate.key, "refused", plan))
-        elif isinstance(plan, TooLarge):
-            reason = f"parameters, gradients and optimizer state alone take {plan.needed / 2**30:.1f} GiB on a rank"
-            rows.append(Row(candidate.key, "memory", reason, memory=plan.needed))
-        else:
+        if isinstance(plan, Plan):
             work.append((candidate, plan))
+        else:
+            rows.append(rejected(candidate, plan))
     store.add(rows)
     return work
+
+
+def rejected(candidate: Candidate, why: TooLarge | str) -> Row:
+    """The row of a point that is no plan, or is surely too large."""
+    if isinstance(why, str):
+        return Row(candidate.key, "refused", why)
+    reason = f"parameters, gradients and optimizer state alone take {why.needed / 2**30:.1f} GiB on a rank"
+    return Row(candidate.key, "memory", reason, memory=why.needed)
 
 
 def _screened(work: list[tuple[Candidate, Plan]], store: Store, place: Pool, ask: Ask, say: Say | None) -> list[Open]:
