@@ -1,7 +1,7 @@
 """Plans that stock PyTorch runs as they are, over small models: the grid of the conformance tests.
 
-Sizes divide evenly: FSDP2 pads what does not (the one row of ViT's class token, or of a gate), and the program counts no padding. Left out, since program and stock differ:
-clip without FSDP under tp (DTensor sums each norm's gradient once more for its part of the global norm).
+Sizes divide evenly: FSDP2 pads what does not (the one row of ViT's class token, or of a gate), and the program counts no padding. Left out,
+since program and stock differ: clip without FSDP under tp (DTensor sums each norm's gradient once more for its part of the global norm).
 """
 
 from __future__ import annotations

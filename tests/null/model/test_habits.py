@@ -160,7 +160,8 @@ def test_picking_rows_of_the_adaptive_softmax_costs_gradients_as_large_as_all_sc
     ],
 )
 def test_a_norm_inside_a_linear_is_no_module_of_its_own(model: str, inside: set[str]) -> None:
-    """megatron/core/models/gpt's gpt_layer_specs.py and experimental_attention_variant_module_specs.py; the layer itself is one, which its first norm stands for."""
+    """megatron/core/models/gpt's gpt_layer_specs.py and experimental_attention_variant_module_specs.py; the layer itself is one, which its
+    first norm stands for."""
     spec = load_model(model)
     held, apart = (
         {p.name: p for p in dict(describe(spec, Shape(micro=1, seq=128), load_framework(name), "flash").blocks)["L0"].parts}
