@@ -205,8 +205,8 @@ class MemoryBound(_Work, tag="memorybound", frozen=True):
 
     what: str
     """add | add_ | copy | cast | activation | glu | dropout | layernorm | rmsnorm | batchnorm | softmax | rope | embedding |
-    embedding_backward | cross_entropy | permute | transpose | pool | zero | scale | scale_ | norm (of a vector) | sgd | adam ...; as in torch, a name that ends in _ writes
-    over one of what it reads."""
+    embedding_backward | cross_entropy | permute | transpose | pool | zero | scale | scale_ | norm (of a vector) | sgd | adam ...; as in
+    torch, a name that ends in _ writes over one of what it reads."""
     read: int
     written: int
     dtype: str = "bf16"

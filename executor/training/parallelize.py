@@ -89,7 +89,8 @@ def parallelize(
 
 
 def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh, statistics: bool) -> DistributedDataParallel:
-    """DDP with the plan's bucket size; `statistics`: those of batch norms go from the first rank to all. `comm.overlap = false` puts all gradients into one bucket, sent at the end."""
+    """DDP with the plan's bucket size; `statistics`: those of batch norms go from the first rank to all. `comm.overlap = false` puts all
+    gradients into one bucket, sent at the end."""
     # Unsaid, DDP's limits are 1 MiB for the first bucket and 25 MiB; a size that is said, be it 25 MiB, holds for all (torch 2.13).
     bucket = None if plan.comm.bucket is None else plan.comm.bucket / 2**20
     if not plan.comm.overlap:

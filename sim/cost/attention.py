@@ -93,7 +93,8 @@ def _families() -> dict[str, Family]:
 
 
 def attention_cost(work: Attention, gpu: Gpu, family: str = "flash2", clock: float = 1.0) -> tuple[float, Source]:
-    """Seconds of all repeats. `family`: of 16 and 8 bits (`EXACT`). `clock`: factor under sustained load. Raises `UnknownName` for the family, `Refused` for the dtype."""
+    """Seconds of all repeats. `family`: of 16 and 8 bits (`EXACT`). `clock`: factor under sustained load. Raises `UnknownName` for the
+    family, `Refused` for the dtype."""
     peak = peak_flops(gpu, work.dtype) * clock
     if BYTES[work.dtype] == 4 and gpu.arch.startswith("sm") and "tf32" in gpu.flops:
         family, peak = EXACT, peak_flops(gpu, "tf32") / PRODUCTS * clock

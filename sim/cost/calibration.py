@@ -44,7 +44,8 @@ class Sample(msgspec.Struct, frozen=True):
     """One measured point."""
 
     name: str
-    """gemm, conv: fwd dgrad wgrad; attention: fwd bwd, fwd_full bwd_full where nothing is masked; memory: the kernel; host: the kind of work; collective: its name."""
+    """gemm, conv: fwd dgrad wgrad; attention: fwd bwd, fwd_full bwd_full where nothing is masked; memory: the kernel; host: the kind of
+    work; collective: its name."""
     dtype: str
     shape: tuple[int, ...]
     median: float

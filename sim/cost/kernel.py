@@ -28,8 +28,9 @@ _assumed: list[tuple[float, float]] = []
 def kernel_cost(work: Work, gpu: Gpu, efficiency: str = "flash2", sustained: bool = True, board: float = 1.0) -> Cost:
     """Seconds of all `repeat` launches together, without the gaps between launches, and on what they rest.
 
-    `efficiency`: the attention kernels (flash1 flash2 flash3 cudnn). `sustained`: clocks as in training, under the power
-    limit; False: those of a short benchmark. `board`: clock of this board over that of the mean one (`slowest`). Raises `Refused` for a dtype that the GPU has no units for.
+    `efficiency`: the attention kernels (flash1 flash2 flash3 cudnn). `sustained`: clocks as in training, under the power limit; False:
+    those of a short benchmark. `board`: clock of this board over that of the mean one (`slowest`). Raises `Refused` for a dtype that the
+    GPU has no units for.
     """
     entry = _known.get(id(gpu))
     if entry is None:

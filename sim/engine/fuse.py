@@ -24,8 +24,8 @@ APART = ("optimizer", "output", "data")
 
 
 def fuse(ops: list[Priced], local: frozenset[int] = frozenset(), quiet: bool = False, slow: float = 1.0) -> list[Priced]:
-    """Fuses what may be fused in one segment. `slow`: the rank's factor on kernels beside a collective. `local` holds the ids (id()) of collectives that may stand inside a run; `quiet`: no
-    collective ever runs beside compute."""
+    """Fuses what may be fused in one segment. `slow`: the rank's factor on kernels beside a collective. `local` holds the ids (id()) of
+    collectives that may stand inside a run; `quiet`: no collective ever runs beside compute."""
     found: list[Priced] = []
     run = _Run(slow)
     for op, cost in ops:

@@ -2,8 +2,9 @@
 
 `full`: the first rank of each data-parallel group gathers and writes its whole share, with the experts of all its group, the others wait.
 `sharded`: every rank writes its own part. Where one updates for all (a server, the primary rank), it alone has the state, and writes.
-`async`: the state is copied to host memory, also what is there already (training goes on with it), then a thread writes it while training goes on; the next checkpoint waits until the one before is
-written, as host memory holds one (torchtitan/components/checkpoint.py: save() begins with _async_wait()).
+`async`: the state is copied to host memory, also what is there already (training goes on with it), then a thread writes it while training
+goes on; the next checkpoint waits until the one before is written, as host memory holds one (torchtitan/components/checkpoint.py: save()
+begins with _async_wait()).
 """
 
 from __future__ import annotations

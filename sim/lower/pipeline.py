@@ -2,11 +2,11 @@
 
 A message has a lane for each kind and end (`comm.pp.fwd.send`, `comm.pp.bwd.recv`), so that no send queues behind a receive, and on the way
 back of a V, where the ends are other ranks, lanes of its own (`comm.pp.fwd.send.back`; DualPipe's code batches all messages of a rank,
-whichever way they go, `_commit_and_wait_comm` in dualpipe/dualpipev.py). Where torch's
-runtime issues each by itself (`_batch_p2p`, pull request 175712), a GPU has one for each neighbour (`comm.pp.next`): ProcessGroupNCCL keeps
-a communicator and a stream for each pair of ranks (getKeySendRecv). As torch's process group orders its stream, a receive starts after the kernels that were launched before it. Schedules
-that block (GPipe, 1F1B) post a receive with the forward or backward that needs it, and under 1F1B compute goes on
-when its send has ended (Megatron's and torch's batched send and receive); the others receive as early as the sender has sent.
+whichever way they go, `_commit_and_wait_comm` in dualpipe/dualpipev.py). Where torch's runtime issues each by itself (`_batch_p2p`, pull
+request 175712), a GPU has one for each neighbour (`comm.pp.next`): ProcessGroupNCCL keeps a communicator and a stream for each pair of
+ranks (getKeySendRecv). As torch's process group orders its stream, a receive starts after the kernels that were launched before it.
+Schedules that block (GPipe, 1F1B) post a receive with the forward or backward that needs it, and under 1F1B compute goes on when its send
+has ended (Megatron's and torch's batched send and receive); the others receive as early as the sender has sent.
 
 A stage's gradients hold up no message: what waits for them comes after the rank's last message (Megatron's finish_grad_sync), and
 without overlap they leave then (DeepSpeed's ReduceGrads instruction). torch's DDP waits inside the last backward, and so did its FSDP of

@@ -93,10 +93,10 @@ def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
 
 
 def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], ranks: int, trained: float, tied: bool) -> float:
-    """DDP without gradient views: buckets as large as the gradients, in the dtype that travels. Who names a bucket (Horovod's fusion buffer,
-    apex's and DeepSpeed's flat copies) fills it again and again, as large as the plan wants it (`named`); who packs none has none. autocast: 16-bit copies, alive until backward.
-    A hook casts a bucket into another one, and DDP's first bucket is all gradients; sums that lie apart in a flat buffer are cast whole.
-    FSDP: `_unsharded`. `trained`: elements of the gradients."""
+    """DDP without gradient views: buckets as large as the gradients, in the dtype that travels. Who names a bucket (Horovod's fusion
+    buffer, apex's and DeepSpeed's flat copies) fills it again and again, as large as the plan wants it (`named`); who packs none has none.
+    autocast: 16-bit copies, alive until backward. A hook casts a bucket into another one, and DDP's first bucket is all gradients; sums
+    that lie apart in a flat buffer are cast whole. FSDP: `_unsharded`. `trained`: elements of the gradients."""
     train, (zero, _) = plan.task != "forward", sharding_of(plan, framework)
     if zero == 3:
         return _unsharded(plan, framework, chunks, tied) + _packed(plan, framework, zero) * train

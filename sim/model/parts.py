@@ -62,9 +62,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ahead: int = 0
     """Bytes that live at the fullest moment of its forward beside what it and the parts before it save (captured models)."""
     seam: Seam = ""
-    """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel);
-    tp.reduce: after it, its output is reduced (row-parallel); tp.columns: before it, the columns of its input are gathered, of all tokens; ep.dispatch / ep.combine: token exchange BEFORE / AFTER
-    this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss; tp.embedding: vocabulary-parallel lookup."""
+    """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel); tp.reduce: after it,
+    its output is reduced (row-parallel); tp.columns: before it, the columns of its input are gathered, of all tokens; ep.dispatch /
+    ep.combine: token exchange BEFORE / AFTER this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss;
+    tp.embedding: vocabulary-parallel lookup."""
     seam_bytes: int = 0
     """Size of that message: the whole (gathered) tensor for tp and cp, this rank's tokens for ep."""
     seam_heads: tuple[int, ...] = ()

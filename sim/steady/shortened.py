@@ -38,11 +38,11 @@ def round_of(plan: Plan) -> int:
 
 
 def warm_of(plan: Plan, count: int) -> tuple[int, ...]:
-    """Micro-batches of the first steps, which warm up one of `count`: the last stages to end a pipeline's step do so in one order, however long
-    it is, so that the fewest will do that its schedule takes. Where nothing runs backward no stage waits for the later ones, and what all of
-    them still do takes from the next step's links; nothing comes back to the first stages, which run ahead of two steps. Lighter stages that put off weights' gradients (ZB-H1) end
-    before the longest, by more with each micro-batch until that is the bubble of the next step, which they begin the earlier: the step after
-    that is the first to end as all later ones do."""
+    """Micro-batches of the first steps, which warm up one of `count`: the last stages to end a pipeline's step do so in one order, however
+    long it is, so that the fewest will do that its schedule takes. Where nothing runs backward no stage waits for the later ones, and what
+    all of them still do takes from the next step's links; nothing comes back to the first stages, which run ahead of two steps. Lighter
+    stages that put off weights' gradients (ZB-H1) end before the longest, by more with each micro-batch until that is the bubble of the
+    next step, which they begin the earlier: the step after that is the first to end as all later ones do."""
     if plan.parallel.pp == 1:
         return (count,)
     if plan.task == "forward" or puts_off(name_of(plan.parallel)):

@@ -1,7 +1,8 @@
 """Which of Megatron-Bridge's performance recipes a row ran: its releases change how tokens travel, what is captured, recomputed and offloaded.
 
 Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/*/*_workload_base_configs.py through its releases (moe_a2a_overlap,
-moe_flex_dispatcher_backend, cuda_graph_impl, cuda_graph_scope, recompute_modules, cpu_offloading_num_layers), with what the page of results says of the release.
+moe_flex_dispatcher_backend, cuda_graph_impl, cuda_graph_scope, recompute_modules, cpu_offloading_num_layers), with what the page of results
+says of the release.
 """
 
 from __future__ import annotations

@@ -181,9 +181,10 @@ def multicast(name: str, size: float, shape: GroupShape) -> Choice:
 def _inside(own: float, ranks: int, latency: float, shape: GroupShape) -> tuple[float, float]:
     """Seconds of an all_to_all's part inside a node, beyond the latency: to carry slices of `own` bytes, and what the protocol adds.
 
-    PCIe: a GPU's own link carries the slices of all its peers, and links that pairs share carry those of all pairs (as SimuMax fitted on
-    4 and 8 A100 PCIe: 19.1 and 8.3 GB/s of bus bandwidth, here 18.8 and 7.0). NVLink: a peer's channels send short slices as LL at `direct_ll`, longer ones as Simple, which starts `direct_simple` later;
-    in a mesh whose links are not all alike, the most loaded one is the last to have carried its slices.
+    PCIe: a GPU's own link carries the slices of all its peers, and links that pairs share carry those of all pairs (as SimuMax fitted on 4
+    and 8 A100 PCIe: 19.1 and 8.3 GB/s of bus bandwidth, here 18.8 and 7.0). NVLink: a peer's channels send short slices as LL at
+    `direct_ll`, longer ones as Simple, which starts `direct_simple` later; in a mesh whose links are not all alike, the most loaded one is
+    the last to have carried its slices.
     """
     copy = own / (float(params()["bandwidth"]["self_copy"]) * 1e9)
     if shape.local == 1 or not own:

@@ -35,7 +35,8 @@ _NEAR = {"send": "broadcast", "recv": "broadcast", "reduce": "all_reduce", "barr
 def gloo_cost(name: str, size: int, ranks: int, table: Sequence[Sample], again: Sequence[Sample] = (), after: float = 0.0) -> Cost:
     """Seconds of one collective of `size` bytes (the whole array) over `ranks` processes of one host.
 
-    `table`: after `after` seconds of work of each rank, `again`: after none (`Cost.apart`). `uses` names the pseudo-resource `cores`: how many cores all members together keep busy while it runs.
+    `table`: after `after` seconds of work of each rank, `again`: after none (`Cost.apart`). `uses` names the pseudo-resource `cores`: how
+    many cores all members together keep busy while it runs.
     """
     if ranks < 2 and name not in ("send", "recv"):
         return Cost(0.0, "measured")

@@ -1,9 +1,10 @@
 """Updates that are not the plain synchronous one on the devices.
 
 `local`: every rank updates alone; every `every` steps the parameters are averaged (torch's PeriodicModelAverager: flattened, one
-all_reduce, copied back), or an outer optimizer steps (`outer`). `aggregate = "cpu"`: gradients are summed in rank 0's host memory, which updates and broadcasts. `async`: a
-parameter server on rank 0's host with one thread for each worker; nobody waits for anybody else, and a worker's gradients are
-older than the parameters by the updates of the others meanwhile (the staleness; with equal workers n - 1 on average).
+all_reduce, copied back), or an outer optimizer steps (`outer`). `aggregate = "cpu"`: gradients are summed in rank 0's host memory, which
+updates and broadcasts. `async`: a parameter server on rank 0's host with one thread for each worker; nobody waits for anybody else, and a
+worker's gradients are older than the parameters by the updates of the others meanwhile (the staleness; with equal workers n - 1 on
+average).
 """
 
 from __future__ import annotations

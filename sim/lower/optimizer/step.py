@@ -21,8 +21,8 @@ CLS = "optimizer"
 
 
 def clear(job: Job, share: Share) -> list[Op]:
-    """Zeroes a flat gradient buffer, whole below ZeRO-2 (Megatron's zero_grad_buffer, DeepSpeed's clear_hp_grads). torch drops its gradients (set_to_none) for nothing;
-    before 2.0 it called a kernel for each tensor."""
+    """Zeroes a flat gradient buffer, whole below ZeRO-2 (Megatron's zero_grad_buffer, DeepSpeed's clear_hp_grads). torch drops its
+    gradients (set_to_none) for nothing; before 2.0 it called a kernel for each tensor."""
     if not (job.flat_gradients or job.framework.precision.sums_apart):
         if not job.framework.optimizer.zeroes_gradients or job.zero:
             return []

@@ -24,7 +24,8 @@ def noised(share: Share, n: int) -> Part:
 
 
 def time_embedding(share: Share, waves: int, hidden: int, name: str = "time") -> list[Part]:
-    """Sines and cosines of the time (or of another number of each picture), `waves` together, through two linears (the authors' timestep_embedding: exp, product, cos, sin, cat, cast)."""
+    """Sines and cosines of the time (or of another number of each picture), `waves` together, through two linears (the authors'
+    timestep_embedding: exp, product, cos, sin, cat, cast)."""
     b = share.micro
     half: Work = MemoryBound("activation", 4 * b * waves // 2, 4 * b * waves // 2, "fp32")
     cat: Work = MemoryBound("copy", 4 * b * waves, 4 * b * waves, "fp32")

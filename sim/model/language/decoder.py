@@ -21,8 +21,8 @@ Blocks = tuple[tuple[str, Block], ...]
 
 
 def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str) -> Blocks:
-    """embed, L0 ... L(n-1), (mtp0, mtp0.head ...), head. Layers of one kind are one `Block`. A table of learned positions holds the sequence, whatever the model was
-    published with (Megatron-LM: --max-position-embeddings is no less than --seq-length)."""
+    """embed, L0 ... L(n-1), (mtp0, mtp0.head ...), head. Layers of one kind are one `Block`. A table of learned positions holds the
+    sequence, whatever the model was published with (Megatron-LM: --max-position-embeddings is no less than --seq-length)."""
     share = share_of(shape, framework, attention)
     stream = share.srows * spec.hidden * share.es
     made: dict[tuple[str, bool], Block] = {}

@@ -1,8 +1,9 @@
 """Multi-token prediction: modules after the last layer, each of which guesses one token further on (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
-As Megatron-Core builds them (multi_token_prediction.py): the embedding of the next tokens and the stream, each normed, are joined and projected to
-the model's width; one more layer of the last one's kind (of a hybrid: some that it names) and a norm follow. The head makes logits and a loss of every module's result, as of the
-model's own. Embedding and head are the model's: on another pipeline stage than the embedding, the first module has a copy of the table.
+As Megatron-Core builds them (multi_token_prediction.py): the embedding of the next tokens and the stream, each normed, are joined and
+projected to the model's width; one more layer of the last one's kind (of a hybrid: some that it names) and a norm follow. The head makes
+logits and a loss of every module's result, as of the model's own. Embedding and head are the model's: on another pipeline stage than the
+embedding, the first module has a copy of the table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Recomputation: which layers of a stage run again in backward, or which parts of a layer, before whose gradients, and what is not kept for them.
 
-Selective recomputation's modules are those of Megatron-Core (`recompute_modules` in megatron/core/transformer/transformer_config.py). Of attention's core, `mlp`,
-`moe` and `shared_experts` the input is kept and all inside runs again; of `layernorm`, `moe_act` and `mla_up_proj` the output is thrown away
-and made again for the part that read it (CheckpointWithoutOutput in megatron/core/tensor_parallel/random.py).
+Selective recomputation's modules are those of Megatron-Core (`recompute_modules` in megatron/core/transformer/transformer_config.py). Of
+attention's core, `mlp`, `moe` and `shared_experts` the input is kept and all inside runs again; of `layernorm`, `moe_act` and `mla_up_proj`
+the output is thrown away and made again for the part that read it (CheckpointWithoutOutput in megatron/core/tensor_parallel/random.py).
 
 `op` is torchtitan's (selective_ac_option = "op": distributed/activation_checkpoint.py, in 2024 parallelisms/parallelize_llama.py): the whole layer
 runs again but for operators whose results are kept, which are fused attention, reduce_scatter, and the first, third, fifth ... product of the

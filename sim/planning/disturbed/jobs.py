@@ -79,9 +79,9 @@ def jobs(
 ) -> Jobs:
     """Simulates all `plans` at once on disjoint ranks of `topology` after `edits`, and each alone in the same places.
 
-    A placement (none given: both that have names) is "compact" (each job on the next free ranks), "spread" (jobs take the ranks of every node in turn), or for each job
-    the ranks that it takes. `say` is told how far it is. Raises `BadInput` for places that do not exist, are taken twice, or do not suffice,
-    before anything is simulated; `Refused` where one job's step is too short beside another's.
+    A placement (none given: both that have names) is "compact" (each job on the next free ranks), "spread" (jobs take the ranks of every
+    node in turn), or for each job the ranks that it takes. `say` is told how far it is. Raises `BadInput` for places that do not exist, are
+    taken twice, or do not suffice, before anything is simulated; `Refused` where one job's step is too short beside another's.
     """
     if not isinstance(plans, (list, tuple)):
         raise BadInput("a study of jobs needs a list of plans, [first, second]. For one plan use predict")

@@ -1,7 +1,7 @@
 """Spaces of plans by a short expression, and the plans that they hold.
 
-`tp=1,2,4 pp=1..16 zero=1,3 micro=1,2 gpus=64,128 on=dgx-h100,dgx-b200`: values by comma, `a..b` doubles from a to b,
-`a..b:s` goes in steps of s. `gpus` fills data parallelism with what the other axes leave. `schedule=1f1b,zb-v,mine.csv` takes names and files. Any other key is a
+`tp=1,2,4 pp=1..16 zero=1,3 micro=1,2 gpus=64,128 on=dgx-h100,dgx-b200`: values by comma, `a..b` doubles from a to b, `a..b:s` goes in steps
+of s. `gpus` fills data parallelism with what the other axes leave. `schedule=1f1b,zb-v,mine.csv` takes names and files. Any other key is a
 dotted path of the plan (`memory.recompute=none,full`).
 """
 
