@@ -85,6 +85,26 @@ class Pricer(Protocol):
         ...
 
 
+class Derived:
+    """A pricer that says what another one (`inner`) says, but for what a kind of it says itself."""
+
+    def __init__(self, inner: Pricer) -> None:
+        self.inner, self.capacity = inner, inner.capacity
+
+    def local(self, op: Op, rank: int) -> Cost:
+        """As `inner`, like all below."""
+        return self.inner.local(op, rank)
+
+    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
+        return self.inner.collective(op, members, siblings)
+
+    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
+        return self.inner.message(op, source, target, siblings)
+
+    def slowdown(self, rank: int) -> tuple[float, float]:
+        return self.inner.slowdown(rank)
+
+
 def transfer_cost(pricer: Pricer, mesh: Mesh, op: Op, rank: int, siblings: int = 1) -> Cost:
     """What a copy, a collective or a message of `rank` costs; `siblings` as of `Pricer.collective`."""
     if op.kind == "copy":

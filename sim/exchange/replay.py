@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from sim.cost.price import Cost, Pricer
+from sim.cost.price import Cost, Derived, Pricer
 from sim.engine.agenda import uncollected
 from sim.engine.run import simulate
 from sim.exchange.program import program_of
@@ -113,12 +113,12 @@ def _pricer(machine: Topology, framework: str, calibration: str | Path | None, w
     return GpuPricer(machine, load_framework(framework), None, slowest(world))
 
 
-class Replayed:
+class Replayed(Derived):
     """Prices of a workload: nodes as the trace says, what ranks exchange as the machine says."""
 
     def __init__(self, inner: Pricer, taken: Mapping[tuple[int, str], Taken], machine: Topology, alone: bool) -> None:
-        self._inner, self._taken, self._machine, self._alone = inner, taken, machine, alone
-        self.capacity = inner.capacity
+        super().__init__(inner)
+        self._taken, self._machine, self._alone = taken, machine, alone
 
     def local(self, op: Op, rank: int) -> Cost:
         """The trace's time, and what it takes from the machine meanwhile; nothing for what only orders."""
@@ -138,14 +138,6 @@ class Replayed:
         peak = device.flops.get("bf16") or max(device.flops.values(), default=math.inf)
         return max(op.flops / peak, sum(work.bytes for work in op.works) / (device.bandwidth or math.inf))
 
-    def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        """As the machine's pricer says."""
-        return self._inner.collective(op, members, siblings)
-
-    def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
-        """As the machine's pricer says."""
-        return self._inner.message(op, source, target, siblings)
-
     def slowdown(self, rank: int) -> tuple[float, float]:
         """Measured durations hold what collectives took from them; others are slowed here."""
-        return self._inner.slowdown(rank) if self._alone else (1.0, 1.0)
+        return self.inner.slowdown(rank) if self._alone else (1.0, 1.0)

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from sim.cost.price import Cost, Pricer
+from sim.cost.price import Cost, Derived, Pricer
 from sim.cost.sustained import board_spread
 from sim.files.machinefile import machine_words
 from sim.lower.noise import Batch, batches_of, loads, slowness
@@ -253,29 +253,24 @@ def _step(setting: Setting, program: Program, pricer: Pricer) -> float:
     return step if settled(program, pricer, step) else max(step, host_seconds(program, pricer), loader_seconds(program, pricer))
 
 
-class SlowLink:
+class SlowLink(Derived):
     """A pricer whose transfers over one link take `factor` times as long; latency stays.
 
     The link is a node's to the network or, of a plan on one node, a rank's to the others: the first one's, which stands for those that are like it
     and for which they wait; of asynchronous ranks, each of which is simulated, the last one's: the first has the server beside it."""
 
     def __init__(self, inner: Pricer, factor: float, setting: Setting) -> None:
-        self.inner, self.factor, self.capacity = inner, factor, inner.capacity
+        super().__init__(inner)
+        self.factor = factor
         last = setting.plan.world - 1
         self._place: Callable[[int], int] = setting.topology.node if setting.topology.node(last) else int
         self._slow = self._place(last if setting.plan.asynchronous else 0)
-
-    def local(self, op: Op, rank: int) -> Cost:
-        return self.inner.local(op, rank)
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         return self._slower(self.inner.collective(op, members, siblings), members)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         return self._slower(self.inner.message(op, source, target, siblings), (source, target))
-
-    def slowdown(self, rank: int) -> tuple[float, float]:
-        return self.inner.slowdown(rank)
 
     def _slower(self, cost: Cost, members: tuple[int, ...]) -> Cost:
         places = set(map(self._place, members))

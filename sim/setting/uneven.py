@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from sim.cost.price import Cost, Pricer
+from sim.cost.price import Cost, Derived, Pricer
 from sim.program import Op
 
 _FOR_EACH_STEP = ("optimizer", "grad.copy", "output")
@@ -24,25 +24,24 @@ def grows(op: Op) -> bool:
     return op.kind in ("host", "copy") and op.cls in _FOR_EACH_SAMPLE
 
 
-class Uneven:
+class Uneven(Derived):
     """A pricer with `loads(rank)` times the samples on a rank."""
 
     def __init__(self, inner: Pricer, loads: Callable[[int], float]) -> None:
-        self._inner, self._loads = inner, loads
-        self.capacity = inner.capacity
-        self.slowdown = inner.slowdown
+        super().__init__(inner)
+        self._loads = loads
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         """As long as for the member with most samples."""
-        return _larger(op, self._inner.collective(op, members, siblings), max(map(self._loads, members)))
+        return _larger(op, self.inner.collective(op, members, siblings), max(map(self._loads, members)))
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         """Of the sender's samples."""
-        return _larger(op, self._inner.message(op, source, target, siblings), self._loads(source))
+        return _larger(op, self.inner.message(op, source, target, siblings), self._loads(source))
 
     def local(self, op: Op, rank: int) -> Cost:
         """So many times as long, at the same rates; launches as they are."""
-        cost, load = self._inner.local(op, rank), self._loads(rank)
+        cost, load = self.inner.local(op, rank), self._loads(rank)
         if load == 1.0 or not grows(op):
             return cost
         seconds, ready = cost.seconds * load, cost.ready

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from sim.cost.collective.cables import nodes_of, ring_cables
-from sim.cost.price import Cost, Pricer
+from sim.cost.price import Cost, Derived, Pricer
 from sim.program import Op
 from topologies.errors import BadInput
 from topologies.load import Topology
@@ -59,17 +59,17 @@ def spoken(ranks: Sequence[int]) -> str:
     return " ".join(words if len(words) <= 4 else [*words[:2], "..", words[-1]])
 
 
-class PlacedPricer:
+class PlacedPricer(Derived):
     """A pricer that knows the job's rank r as rank `places[r]` of the cluster, and every cable of the network that a collective takes."""
 
     def __init__(self, inner: Pricer, places: tuple[int, ...], topology: Topology) -> None:
-        self._inner, self._places, self._topology = inner, places, topology
+        super().__init__(inner)
+        self._places, self._topology = places, topology
         self._known: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[str, ...]]] = {}
         """By members: their ranks of the cluster, and the cables between these."""
-        self.capacity: Mapping[str, float] = inner.capacity
 
     def local(self, op: Op, rank: int) -> Cost:
-        return self._inner.local(op, self._places[rank])
+        return self.inner.local(op, self._places[rank])
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         """As the pricer says of those ranks; what it wishes of one NIC's cables, it wishes of every NIC's between them."""
@@ -78,7 +78,7 @@ class PlacedPricer:
             ranks = tuple(self._places[member] for member in members)
             known = self._known[members] = (ranks, ring_cables(self._topology, nodes_of(self._topology, ranks)))
         ranks, cables = known
-        cost = self._inner.collective(op, ranks, siblings)
+        cost = self.inner.collective(op, ranks, siblings)
         wish = max((amount for name, amount in cost.uses if "net/" in name), default=0.0)
         if not wish:
             return cost
@@ -87,7 +87,7 @@ class PlacedPricer:
         return msgspec.structs.replace(cost, uses=network + inside)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
-        return self._inner.message(op, self._places[source], self._places[target], siblings)
+        return self.inner.message(op, self._places[source], self._places[target], siblings)
 
     def slowdown(self, rank: int) -> tuple[float, float]:
-        return self._inner.slowdown(self._places[rank])
+        return self.inner.slowdown(self._places[rank])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.cost.price import Cost, Pricer
+from sim.cost.price import Cost, Derived, Pricer
 from sim.program import MESSAGE, Op
 from sim.trace import Span
 from sim.work import MemoryBound
@@ -56,13 +56,12 @@ class Shares:
         return known[0]
 
 
-class Scaled:
+class Scaled(Derived):
     """A pricer with one resource of `KINDS` `factor` times as fast."""
 
     def __init__(self, inner: Pricer, kind: str, factor: float) -> None:
-        self._inner, self._kind, self._factor = inner, kind, factor
-        self._shares = Shares(inner)
-        self.capacity = inner.capacity
+        super().__init__(inner)
+        self._kind, self._factor, self._shares = kind, factor, Shares(inner)
 
     def _scale(self, cost: Cost, share: float, host: bool) -> Cost:
         """`share` of its seconds are the resource's."""
@@ -79,19 +78,15 @@ class Scaled:
     def local(self, op: Op, rank: int) -> Cost:
         """Faster where the op is of the kind; launches of every op are the host's."""
         share = self._shares.of(op, rank).get(self._kind, 0.0)
-        return self._scale(self._inner.local(op, rank), share, self._kind == HOST)
+        return self._scale(self.inner.local(op, rank), share, self._kind == HOST)
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         """Faster as a whole, latency and all."""
-        return self._scale(self._inner.collective(op, members, siblings), float(self._kind == COLLECTIVES), False)
+        return self._scale(self.inner.collective(op, members, siblings), float(self._kind == COLLECTIVES), False)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         """Faster as a whole, latency and all."""
-        return self._scale(self._inner.message(op, source, target, siblings), float(self._kind == MESSAGES), False)
-
-    def slowdown(self, rank: int) -> tuple[float, float]:
-        """As it was."""
-        return self._inner.slowdown(rank)
+        return self._scale(self.inner.message(op, source, target, siblings), float(self._kind == MESSAGES), False)
 
 
 def link_kinds(topology: Topology) -> tuple[str, ...]:

@@ -7,11 +7,9 @@ of a resource without limit: the two differ where another path becomes critical 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
-from sim.cost.price import Cost, Pricer, transfer_cost
+from sim.cost.price import Cost, Derived, Pricer, transfer_cost
 from sim.engine.run import simulate
 from sim.planning.explain.gradient import Gradient, gradient
 from sim.planning.explain.scaled import HOST, KINDS, Shares, faster_links, kind_of
@@ -40,34 +38,25 @@ class Sensitivity(msgspec.Struct, frozen=True):
     """With 10 % more of it, as the critical path alone says."""
 
 
-class Noted:
+class Noted(Derived):
     """A pricer that remembers which collectives and messages were asked for, to price them again elsewhere."""
 
     def __init__(self, inner: Pricer) -> None:
-        self._inner = inner
-        self.capacity: Mapping[str, float] = inner.capacity
+        super().__init__(inner)
         self.collectives: dict[tuple[int, int], tuple[Op, tuple[int, ...], int]] = {}
         """By op and first member."""
         self.messages: dict[tuple[int, int, int], tuple[Op, int, int, int]] = {}
         """By bytes and both ends."""
 
-    def local(self, op: Op, rank: int) -> Cost:
-        """As the pricer says."""
-        return self._inner.local(op, rank)
-
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         """As the pricer says, and noted."""
         self.collectives[id(op), members[0]] = (op, members, siblings)
-        return self._inner.collective(op, members, siblings)
+        return self.inner.collective(op, members, siblings)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         """As the pricer says, and noted."""
         self.messages[op.bytes, source, target] = (op, source, target, siblings)
-        return self._inner.message(op, source, target, siblings)
-
-    def slowdown(self, rank: int) -> tuple[float, float]:
-        """As the pricer says."""
-        return self._inner.slowdown(rank)
+        return self.inner.message(op, source, target, siblings)
 
 
 class Study:
