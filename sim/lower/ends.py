@@ -135,7 +135,8 @@ def exchange(job: Job, rank: int, ring: Sequence[int]) -> list[Op]:
     name, size, here = "grad/embedding", elements * job.grad_bytes, ""
     # Two send each other all that they have; more sum a part each, and hand it round.
     turns, size = ([name], size) if count == 2 else ([f"{name}.{turn}" for turn in range(2 * (count - 1))], size / count)
-    ops = [*order(job, f"{name}.made", COMPUTE, SEND)]
+    # One all_reduce in each of them, which takes nothing in before it is launched: no end receives while its own backward still runs.
+    ops = [*order(job, f"{name}.made", COMPUTE, SEND), wait(job, f"{name}.made", RECV)]
     for each in turns:
         ops += [wait(job, here, SEND)] if here else []  # what it got is what it sends on
         here = f"{each}.here"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import pytest
 
+from sim.engine.run import simulate
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.memory.report import memory_of_stages
 from sim.program import COMPUTE, Op, Program
 from sim.setting.bind import Setting, bind
+from sim.setting.pricer import pricer_for
 
 TABLE = 50257 * 768
 WORDS = 32128 * 512
@@ -60,6 +62,16 @@ def test_the_update_waits_for_the_other_end_s_gradient(rank: int) -> None:
     held = next(place for place, op in enumerate(ops) if op.kind == "wait" and op.lane == COMPUTE and op.event == ops[here].event)
     update = next(place for place, op in enumerate(ops) if place > backward and op.kind == "compute" and op.id.startswith("opt"))
     assert backward < made < sent and came < here < held < update
+
+
+def test_no_end_takes_the_sum_in_before_its_own_backward_is_done() -> None:
+    """It is one all_reduce: the last stage, which ends first, has no share of it behind it when the first one comes."""
+    setting = _setting("gpt2-124m", "megatron-lm", pp=2)
+    spans = simulate(_lowered(setting), pricer_for(setting)).spans
+    first = {span.id.split("/", 2)[2]: span for span in spans if span.rank == 0 and span.id.startswith("r0/s1/")}
+    last = max(span.end for name, span in first.items() if name.split("/")[1] in ("bwd", "wgrad") and span.lane == COMPUTE)
+    assert first["grad/embedding.recv"].start >= last
+    assert first["grad/embedding.recv"].end == pytest.approx(first["grad/embedding.send"].end, rel=1e-9)
 
 
 @pytest.mark.parametrize("parallel", [{}, {"stages": [4, 2, 4, 2]}, {"schedule": "zb-h1"}])
