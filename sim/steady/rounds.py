@@ -152,7 +152,8 @@ def _least(plan: Plan, each_round: int) -> int:
     """The smallest count from which on each round lengthens the step alike; what it leaves out of the plan's are whole rounds.
 
     DualPipe's overlapped forwards and backwards come to their pace late, ZB-H1's weight gradients with the first micro-batch more than stages: found on
-    pipelines of 2 to 16 stages."""
+    pipelines of 2 to 16 stages. What fills ZB-V is 2 pp - 1 micro-batches (`sim.schedule.zb_v`)."""
     p = plan.parallel
-    least = 5 * p.pp if p.schedule == "dualpipe" else max(_FEW, p.pp + puts_off(name_of(p)))
+    fill = {"dualpipe": 5 * p.pp, "zb-v": 2 * p.pp}.get(p.schedule, p.pp + puts_off(name_of(p)))
+    least = max(_FEW, fill)
     return least + (plan.microbatches - least) % each_round

@@ -42,13 +42,17 @@ def warm_of(plan: Plan, count: int) -> tuple[int, ...]:
     long it is, so that the fewest will do that its schedule takes. Where nothing runs backward no stage waits for the later ones, and what
     all of them still do takes from the next step's links; nothing comes back to the first stages, which run ahead of two steps. Lighter
     stages that put off weights' gradients (ZB-H1) end before the longest, by more with each micro-batch until that is the bubble of the
-    next step, which they begin the earlier: the step after that is the first to end as all later ones do."""
-    if plan.parallel.pp == 1:
+    next step, which they begin the earlier: the step after that is the first to end as all later ones do. In a V the first rank has the
+    first and the last stage: where gradients take long it ends, after the first step's and after few micro-batches, in another order
+    (found on two ranks, whose ZB-V is in order from seven micro-batches on)."""
+    p = plan.parallel
+    if p.pp == 1:
         return (count,)
-    if plan.task == "forward" or puts_off(name_of(plan.parallel)):
+    if plan.task == "forward" or puts_off(name_of(p)):
         return (count, count)
-    taken = 2 * plan.parallel.pp if plan.parallel.schedule in VEES else 1
-    return (min(count, max(round_of(plan), taken)),)
+    if p.schedule in VEES:
+        return (min(count, 4 * p.pp),) * 2
+    return (min(count, round_of(plan)),)
 
 
 def reads_itself(plan: Plan) -> bool:
