@@ -70,13 +70,13 @@ def refuse(job: Job) -> None:
             f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline.zero} at most, not {job.zero}: its engine sums whole "
             f"gradients over the micro-batches. Use zero = {job.framework.pipeline.zero}, pp = 1, or another framework"
         )
-    if job.plan.memory.offload == "activations" and p.pp > 1 and p.schedule != "dualpipe" and splits(job.schedule):
+    if job.plan.memory.offload == "activations" and p.pp > 1 and job.schedule != "dualpipe" and splits(job.schedule):
         raise Refused(f'memory.offload = "activations" needs whole backward passes; {p.schedule} splits them. Use schedule = "1f1b"')
     if job.plan.update.aggregate != "gpu" and (job.zero or p.tp * p.pp * p.cp * p.ep > 1):
         raise Refused(
             f'update.aggregate = "{job.plan.update.aggregate}" sums whole gradients in one place: use it with tp = pp = cp = ep = 1 and zero = 0'
         )
-    if not job.train and p.pp > 1 and p.schedule not in ("gpipe", "1f1b"):
+    if not job.train and p.pp > 1 and job.schedule not in ("gpipe", "1f1b"):
         raise Refused(f'task = "forward" has no backward to schedule: use schedule = "gpipe", not "{p.schedule}"')
 
 

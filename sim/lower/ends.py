@@ -105,8 +105,7 @@ def _changed(block: Block, at: int, **fields: tuple[object, ...]) -> Block:
 def deferred(job: Job, block: Block) -> int:
     """Micro-batches whose weights' gradient of the head waits for the end of the step. NVIDIA's recipes let it wait in dense models."""
     most = min(job.framework.pipeline.defers_head, job.plan.microbatches)
-    schedule = job.plan.parallel.schedule
-    if not most or not job.train or job.size("ep") > 1 or schedule not in ("1f1b", "interleaved") or job.network.ends_tied:
+    if not most or not job.train or job.size("ep") > 1 or job.schedule not in ("1f1b", "interleaved") or job.network.ends_tied:
         return 0
     at = _product(block)
     return 0 if at < 0 or job.network.has_experts or not block.parts[at].wgrad else most

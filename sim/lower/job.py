@@ -107,8 +107,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def schedule(self) -> Name:
-        """The order of a pipeline's work."""
-        return name_of(self.plan.parallel)
+        """The order of a pipeline's work. A file that says what a schedule with a name does is that one, but for torch's 1F1B and GPipe: these
+        have code of their own, which waits for its messages, and files go to its runtime of actions (`_PipelineScheduleRuntime`)."""
+        name = name_of(self.plan.parallel)
+        if isinstance(name, str) or (self.framework.pipeline.actions and not by_actions(name.known, name.chunks)):
+            return name
+        return name.known or name
 
     @property
     def owns_tensors(self) -> bool:

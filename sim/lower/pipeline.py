@@ -155,7 +155,7 @@ def _lane(job: Job, stage: int, kind: Kind) -> str:
     p = job.plan.parallel
     if job.device == "cuda" and job.framework.pipeline.actions and by_actions(job.schedule, p.virtual_stages):
         return f"comm.pp.{'pair' if p.pp == 2 else 'next' if _peer(job, stage, kind) == 1 else 'prev'}"
-    back = ".back" if p.schedule != "dualpipe" and goes_back(job.schedule, p.pp, stage) else ""
+    back = ".back" if job.schedule != "dualpipe" and goes_back(job.schedule, p.pp, stage) else ""
     return f"comm.pp.{'fwd' if kind.endswith('F') else 'bwd'}.{kind[:4].lower()}{back}"
 
 

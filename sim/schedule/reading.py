@@ -11,10 +11,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Container, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 from sim.plan import Parallel
+from sim.schedule import SCHEDULES, schedule
 from sim.schedule.action import COMPUTES, Action, parse_action
 from sim.schedule.messages import add_messages
 from sim.schedule.placement import placed
@@ -70,15 +72,26 @@ def written_of(rows: tuple[str, ...]) -> Written:
     style = _style(ranks, len(rows))
     microbatches = 1 + max(action.microbatch for line in made for _, action in line)
     _check_whole(made, ranks, microbatches)
+    orders = tuple(tuple(action for _, action in line) for line in made)
     written = Written(
-        tuple(tuple(action for _, action in line) for line in made),
+        orders,
         tuple(tuple(column for column, _ in line) for line in made),
         len(ranks) // len(rows),
         style,
         microbatches,
+        _known(orders, len(ranks) // len(rows), microbatches),
     )
     add_messages(written, len(rows), len(ranks), written.rows)
     return written
+
+
+def _known(orders: tuple[tuple[Action, ...], ...], chunks: int, microbatches: int) -> str:
+    """The name of the schedule whose ranks do just this; of several (one micro-batch) the most usual."""
+    for name in dict.fromkeys(("1f1b", "interleaved", *SCHEDULES)):
+        with suppress(BadInput):
+            if all(line == schedule(name, len(orders), rank, microbatches, chunks) for rank, line in enumerate(orders)):
+                return name
+    return ""
 
 
 def _cells(row: str, number: int) -> Iterator[tuple[int, Action]]:

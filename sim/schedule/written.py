@@ -22,6 +22,8 @@ class Written(msgspec.Struct, frozen=True, eq=False):
     style: Style
     """How stages lie on ranks, in torch's words (generate_stage_to_rank_mapping)."""
     microbatches: int
+    known: str
+    """The schedule of `SCHEDULES` that does the same; "" for an order that has no name."""
 
     def at(self, rank: int, index: int) -> str:
         """Where a rank's action is written."""

@@ -10,10 +10,11 @@ from sim.engine.shortcut import Shortcut
 from sim.engine.steps import Step, step_times
 from sim.framework.chosen import sharding_of
 from sim.lower.short import Shortener
-from sim.plan import VEES, Plan
+from sim.plan import Plan
 from sim.program import Program
 from sim.rules import mesh_of
 from sim.schedule import puts_off
+from sim.schedule.placement import style_of
 from sim.schedule.reading import name_of
 from sim.setting.bind import Setting
 from sim.setting.pace import board_clock
@@ -50,8 +51,8 @@ def warm_of(plan: Plan, count: int) -> tuple[int, ...]:
         return (count,)
     if plan.task == "forward" or puts_off(name_of(p)):
         return (count, count)
-    if p.schedule in VEES:
-        return (min(count, 4 * p.pp),) * 2
+    if style_of(name_of(p)) == "v":
+        return (min(count, max(round_of(plan), 4 * p.pp)),) * 2
     return (min(count, round_of(plan)),)
 
 

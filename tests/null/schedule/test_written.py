@@ -77,6 +77,23 @@ def test_it_takes_the_time_and_the_memory_of_the_one_with_a_name(tmp_path: Path,
     verify(lower(own.plan, own.network, own.framework, "cuda", 2))
 
 
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    ("framework", "name", "chunks"), [("nemo", *size) for size in SIZES] + [("torchtitan", "interleaved", 2), ("torchtitan", "1f1b", 1)]
+)
+def test_an_order_that_has_a_name_is_run_by_what_the_framework_has_for_it(tmp_path: Path, framework: str, name: str, chunks: int) -> None:
+    """Blocking messages, one lane for all of them (DualPipe), a head that waits for the drain, the first chunks' parameters ahead: up to 5 % of a
+    step. torch's 1F1B waits for messages, and its runtime, which reads such files, does not."""
+    file = written(tmp_path, name, 2, 8, chunks)
+    sizes: dict[str, Any] = {"framework": framework, "batch": {"global": 16, "micro": 1}}
+    own, named = (
+        bind(load_plan(tree(schedule, dp_shard=2, zero=1, **more) | sizes), "dgx-h100")
+        for schedule, more in ((file, {}), (name, {"virtual_stages": chunks}))
+    )
+    found, theirs = (predict_setting(setting, detail=False).step_time_s for setting in (own, named))
+    assert (found == pytest.approx(theirs, rel=1e-9)) == ((framework, name) != ("torchtitan", "1f1b")) and found <= theirs * (1 + 1e-9)
+
+
 def test_an_order_that_has_no_name_is_run(tmp_path: Path) -> None:
     """GPipe for two micro-batches at a time, over again: half of its passes are in flight, and the pipeline drains twice."""
     path = tmp_path / "halves.csv"
