@@ -184,7 +184,7 @@ def _moments(plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, 
     chains = [passes(plan, chunk, each, known, framework.compile) for chunk in chunks]
     away = [sent_away(plan.memory, chunk) for chunk in chunks]
     stay = [sum(one.kept for at, one in enumerate(chain) if at not in gone) for chain, gone in zip(chains, away, strict=True)]
-    kept = sum(n * size for n, size in zip(in_flight(plan, rank), stay, strict=False))
+    kept = sum(n * size for n, size in zip(in_flight(plan, rank, tuple(stay)), stay, strict=False))
     lasting = 0 if each else static["gradients"]
     if plan.microbatches == 1:
         begins = [sum(len(chain) for chain in chains[:number]) for number in range(len(chains))]

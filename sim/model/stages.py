@@ -72,20 +72,21 @@ _KNOWN = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpi
 """Schedules whose passes in flight are a formula, which takes no time however many micro-batches there are."""
 
 
-def in_flight(plan: Plan, rank: int) -> tuple[int, ...]:
-    """Forward passes that pipeline rank `rank` has run and not yet run backward, at most, for each of its chunks.
+def in_flight(plan: Plan, rank: int, sizes: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Forward passes that pipeline rank `rank` has run and not yet run backward, at most, for each of its chunks; of chunks that keep different
+    `sizes` when these together are largest (rounds shift between chunks: one of two layers has more later than one of one).
 
     gpipe keeps all; 1f1b pp - rank (Narayanan et al. 2021, section 2.2.1); interleaved fills 2 (pp - rank - 1) +
     (chunks - 1) rounds and one more, a round of one chunk after the other (Megatron-LM schedules.py); zb-h1 as many as 1f1b's
     first stage (Qi et al. 2023, table 1), with several stages a round more for each further one; zb-v (ibid., section 6) and dualpipe
-    2 pp and 2 pp + 1 over their two chunks, of half the layers each. Those of all other schedules are counted.
+    2 pp and 2 pp + 1 over their two chunks, of half the layers each. Those of all other schedules, and of unequal chunks, are counted.
     """
     p, total = plan.parallel, plan.microbatches
     name, chunks = name_of(p), p.virtual_stages
     if p.pp == 1:
         return (1,)
-    if name not in _KNOWN:
-        return fullest(schedule(name, p.pp, rank, total, chunks), p.pp, chunks_of(name, chunks))
+    if name not in _KNOWN or len(set(sizes)) > 1:
+        return fullest(schedule(name, p.pp, rank, total, chunks), p.pp, sizes or (1,) * chunks_of(name, chunks))
     if p.schedule in ("gpipe", "looped-bfs"):
         return (total,) * chunks
     if p.schedule == "zb-v":
@@ -104,10 +105,16 @@ def _dealt(begun: int, size: int, chunks: int) -> tuple[int, ...]:
     return tuple(sum(k // size % chunks == chunk for k in range(begun)) for chunk in range(chunks))
 
 
-def fullest(actions: Iterable[Action], pp: int, chunks: int) -> tuple[int, ...]:
-    """The passes of each chunk that a rank of these actions has begun and not finished, where these are most."""
-    now, most = [0] * chunks, [0] * chunks
+def fullest(actions: Iterable[Action], pp: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The passes of each chunk that a rank of these actions has begun and not finished, where what they keep, `sizes` each, is most."""
+    now, kept = [0] * len(sizes), 0
+    most, largest = tuple(now), 0
     for action in actions:
-        now[action.stage // pp] += (action.kind == "F") - (action.kind in ("B", "W"))
-        most = list(now) if sum(now) > sum(most) else most
-    return tuple(most)
+        if action.kind == "I":
+            continue
+        chunk, sign = action.stage // pp, 1 if action.kind == "F" else -1
+        now[chunk] += sign
+        kept += sign * sizes[chunk]
+        if kept > largest:
+            most, largest = tuple(now), kept
+    return most

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import mul
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -187,6 +189,23 @@ def test_activations_held_by_long_rounds_are_counted_for_each_chunk(name: str, p
             now[action.stage // pp] += (action.kind == "F") - (action.kind in "BW")
             most = list(now) if sum(now) > sum(most) else most
         assert tuple(most) == in_flight(plan, rank) or (name == "zb-h1" and sum(most) <= sum(in_flight(plan, rank)))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "kept"),
+    [("interleaved", (2, 1, 1), 19), ("interleaved", (1, 1, 2), 14), ("zb-h1", (2, 1), 16), ("zb-v", (2, 1), 14), ("zb-v", (1, 2), 11)],
+)
+def test_unequal_chunks_are_counted_when_they_hold_most(name: str, sizes: tuple[int, ...], kept: int) -> None:
+    """Layers of the third rank of four: more passes of a longer chunk than when most of all chunks' are there, as rounds shift."""
+    pp, rank, microbatches = 4, 2, 16
+    chunks = 1 if name in VEES else len(sizes)
+    plan = Plan(model="x", batch=Batch(global_=microbatches), parallel=Parallel(pp=pp, schedule=name, virtual_stages=chunks))  # type: ignore[arg-type]
+    now = most = 0
+    for action in schedule(name, pp, rank, microbatches, len(sizes)):
+        now += ((action.kind == "F") - (action.kind in "BW")) * sizes[action.stage // pp]
+        most = max(most, now)
+    found, equal = (sum(map(mul, flight, sizes)) for flight in (in_flight(plan, rank, sizes), in_flight(plan, rank)))
+    assert found == most == kept and (found >= equal or name == "zb-h1")
 
 
 def test_the_last_round_of_an_interleaved_pipeline_may_be_shorter() -> None:
