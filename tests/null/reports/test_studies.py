@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from reports.figures import planning
 from reports.figures.plans import breakdowns
 from reports.figures.scaling import days
 from reports.pages.capacity import capacity_page
@@ -20,6 +21,7 @@ from sim.cost.collective.table import collective_table
 from sim.files.planfile import load_plan
 from sim.plan import Parallel, Plan
 from sim.planning.capacity.capacity import capacity
+from sim.planning.disturbed.faults import Fault, Faults
 from sim.planning.montecarlo import Jitter, Spread
 from sim.planning.sweeps.sweep import Row
 from sim.predict import predict
@@ -84,6 +86,22 @@ def test_long_steps_are_drawn_in_seconds() -> None:
         return figure.layout.xaxis.title.text, figure.data[0].x[0]
 
     assert drawn(0.5) == ("ms per step", 500.0) and drawn(74.0) == ("s per step", 74.0)
+
+
+def test_studies_of_long_steps_are_drawn_in_seconds_too() -> None:
+    """Bars, the dashed line and what stands on hovering, all in the axis' unit."""
+
+    def drawn(step: float) -> tuple[str, float, float]:
+        rows = (Fault(fault="slow=r0:0.8", step_time_s=2 * step, slowdown=2.0),)
+        figure = planning.faults(Faults(plan="a", topology="b", step_time_s=step, rows=rows))
+        unit = figure.layout.xaxis.title.text
+        assert figure.data[0].hovertemplate.endswith(f" {unit.partition(' ')[0]}<extra></extra>")
+        return unit, figure.data[0].x[0], figure.layout.shapes[0].x0
+
+    assert drawn(0.5) == ("ms per step", 1000.0, 500.0) and drawn(23.0) == ("s per step", 46.0, 23.0)
+    found = Spread(p50=23.0, p95=24.0, p99=25.0, mean=23.0, without=22.0, jitter=Jitter(), seed=0, samples=(23.0, 24.0, 25.0))
+    figure = planning.spread(found)
+    assert figure.layout.xaxis.title.text == "s per step" and figure.data[0].x == (23.0, 24.0, 25.0)
 
 
 def test_sizes_beyond_the_data_are_written_out() -> None:
