@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from sim.verbs import PlanName
+from sim.verbs import PlanName, unfit
 from topologies.errors import BadInput
 from topologies.verbs import (
     AsJson,
@@ -188,9 +188,11 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
         found = msgspec.to_builtins(drawn)
         if not as_json:
             del found["samples_s"]
-        desk.show(found, as_json, "spread")
+        desk.show(found | unfit(drawn, as_json), as_json, "spread")
         if report:
             desk.say(f"report: {desk.page('spread', report, drawn.plan, drawn.topology, drawn)}")
+        if not drawn.fits:
+            raise typer.Exit(3)
 
 
 _COLLECTIVES = "all_reduce all_gather reduce_scatter all_to_all broadcast reduce barrier"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
 
@@ -15,3 +15,17 @@ def _shipped(incomplete: str) -> list[str]:
 
 
 PlanName = Annotated[str, typer.Argument(help="A plan: TOML file or a shipped plan's name (steptwin plan list)", autocompletion=_shipped)]
+
+
+class Fitting(Protocol):
+    """What a study found of a plan, whether or not that fits into memory."""
+
+    @property
+    def fits(self) -> bool: ...
+
+
+def unfit(found: Fitting, as_json: bool) -> dict[str, str]:
+    """A line for people below the figures of a plan that does not fit."""
+    from sim.memory.report import UNFIT
+
+    return {} if found.fits or as_json else {"memory": UNFIT}

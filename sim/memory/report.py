@@ -30,6 +30,10 @@ def _of_stage(devices: Devices | None, stage: int) -> Gpu | Cpu | None:
     return devices[stage] if isinstance(devices, tuple) else devices
 
 
+UNFIT = "DOES NOT FIT into memory (`steptwin predict` says what is missing)"
+"""Below what a study says of such a plan: what it would take if it did fit."""
+
+
 class DoesNotFit(msgspec.Struct, frozen=True):
     """The plan needs more than the device has. A value, not an error: sweeps collect it."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from sim.verbs import PlanName
+from sim.verbs import PlanName, unfit
 from topologies.errors import BadInput
 from topologies.verbs import AsJson, Desk, Fail, On, Prices, Report, Sets, Without, Workers, split
 
@@ -248,7 +248,7 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
             if found.quiet_step_s < found.step_time_s:  # what the plan saves is no part of the days: checkpoints are counted apart
                 shown["step_without_checkpoints_s"] = found.quiet_step_s
             shown["days_interval"] = "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)
-        desk.show(shown, as_json, "capacity")
+        desk.show(shown | unfit(found, as_json), as_json, "capacity")
         if report:
             sizes = curve_sizes(base.world)
             grows = len(parse(on)) == 1  # a mixture has no larger sizes of itself
@@ -276,9 +276,11 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
 
         overrides, edits = split(set_)
         found = run(load_plan(plan, overrides), on, tuple(fault or ()), edits=edits, say=_say(desk))
-        desk.show(_plain(found), as_json, "faults")
+        desk.show(_plain(found) | unfit(found, as_json), as_json, "faults")
         if report:
             desk.say(f"report: {desk.page('faults', report, found)}")
+        if not found.fits:
+            raise typer.Exit(3)
 
     @app.command()
     def jobs(
@@ -300,6 +302,8 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         desk.show({**_plain(found), "rows": rows}, as_json, "jobs")
         if report:
             desk.say(f"report: {desk.page('jobs', report, found)}")
+        if not all(row.fits for row in found.rows):
+            raise typer.Exit(3)
 
 
 def _say(desk: Desk) -> Callable[[str], None] | None:

@@ -28,10 +28,12 @@ from sim.cost.price import Cost, Derived, Pricer
 from sim.cost.sustained import board_spread
 from sim.files.machinefile import machine_words
 from sim.lower.noise import Batch, batches_of, loads, slowness
+from sim.memory.report import UNFIT
 from sim.plan import Output, Plan
 from sim.predict import played, steps_of
 from sim.program import Op, Program
 from sim.quantile import quantile
+from sim.result.figures import fits
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.uneven import Uneven
@@ -85,11 +87,14 @@ class Spread(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     plan: str = ""
     topology: str = ""
     """With what was changed about it."""
+    fits: bool = True
+    """Does the plan fit into memory? If not, the figures are what it would take if it did."""
 
     def __str__(self) -> str:
         named = (("P50", self.p50), ("P95", self.p95), ("P99", self.p99), ("mean", self.mean), ("without", self.without))
         rows = [(name, f"{value * 1e3:,.3f}", f"{value / self.without:.3f} x") for name, value in named]
         head = f"{self.plan} on {self.topology}\n" if self.plan else ""
+        head += "" if self.fits else f"{UNFIT}\n"
         return f"{head}{len(self.samples):,} draws, seed {self.seed}\n{aligned(('step', 'ms', 'of the step without noise'), rows)}"
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -121,7 +126,7 @@ def spread(
     return Spread(
         p50=quantile(ordered, 0.5), p95=quantile(ordered, 0.95), p99=quantile(ordered, 0.99), mean=math.fsum(ordered) / draws,
         without=without + stall, jitter=found, seed=seed, samples=tuple(samples),
-        plan=setting.plan.name or setting.plan.model_name, topology=machine_words(setting.topology),
+        plan=setting.plan.name or setting.plan.model_name, topology=machine_words(setting.topology), fits=fits(setting),
     )  # fmt: skip
 
 

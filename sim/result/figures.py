@@ -26,6 +26,11 @@ def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryRe
     return report, report.check(devices, remedies)
 
 
+def fits(setting: Setting) -> bool:
+    """Has every device room for what the plan puts there? Nothing is simulated."""
+    return figures_of_memory(setting, remedies=False)[1] is None
+
+
 def _peak(setting: Setting) -> float | None:
     """FLOP/s that MFU is counted against, the mean of all devices: 16-bit peak also for narrower formats, as the field does."""
     precision = "bf16" if setting.plan.precision in ("fp8", "mxfp8", "fp4", "nvfp4") else setting.plan.precision

@@ -115,6 +115,7 @@ class Faults(Said, frozen=True, kw_only=True):
     topology: str
     step_time_s: float
     rows: list[FaultRow]
+    fits: bool
 
 
 class JobRow(Said, frozen=True, kw_only=True):
@@ -127,6 +128,7 @@ class JobRow(Said, frozen=True, kw_only=True):
     alone_s: float
     together_s: float
     slowdown: float
+    fits: bool
 
 
 class Jobs(Said, frozen=True, kw_only=True):

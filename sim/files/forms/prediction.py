@@ -130,6 +130,7 @@ class Spread(Said, frozen=True, kw_only=True):
     topology: str
     jitter: dict[str, float]
     samples_s: list[float]
+    fits: bool
 
 
 class StudyRow(Said, frozen=True, kw_only=True):

@@ -15,9 +15,11 @@ from typing import Any
 import msgspec
 
 from sim.files.machinefile import machine_words
+from sim.memory.report import UNFIT
 from sim.plan import Plan
 from sim.planning.disturbed.beside import ENOUGH, steps_beside
 from sim.planning.progress import Progress, Say
+from sim.result.figures import fits
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.steady.stalls import output_seconds
@@ -45,12 +47,14 @@ class Faults(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     step_time_s: float
     """Seconds per step when nothing is broken, as `predict` says it."""
     rows: tuple[Fault, ...]
+    fits: bool = True
+    """Does the plan fit into memory? If not, the figures are what it would take if it did."""
 
     def __str__(self) -> str:
         width = max([len("fault"), *(len(row.fault) for row in self.rows)])
         lines = [f"{'fault':<{width}}  {'step, ms':>12}  slowdown", f"{'none':<{width}}  {self.step_time_s * 1e3:12.3f}  1.000"]
         lines += [f"{row.fault:<{width}}  {row.step_time_s * 1e3:12.3f}  {row.slowdown:.3f}" for row in self.rows]
-        return "\n".join(lines)
+        return "\n".join([*lines, *([] if self.fits else [UNFIT])])
 
     def _rows(self) -> list[dict[str, Any]]:
         return [msgspec.structs.asdict(row) for row in self.rows]
@@ -85,7 +89,11 @@ def faults(
         rows.append(Fault(fault=fault, step_time_s=step, slowdown=step / whole))
         progress.more()
     return Faults(
-        plan=setting.plan.name or setting.plan.model_name, topology=machine_words(setting.topology), step_time_s=whole, rows=tuple(rows)
+        plan=setting.plan.name or setting.plan.model_name,
+        topology=machine_words(setting.topology),
+        step_time_s=whole,
+        rows=tuple(rows),
+        fits=fits(setting),
     )
 
 

@@ -14,10 +14,12 @@ from typing import Any
 import msgspec
 
 from sim.files.machinefile import machine_words
+from sim.memory.report import UNFIT
 from sim.plan import Plan
 from sim.planning.disturbed.beside import ENOUGH, OFTEN, Pace, Placement, paces
 from sim.planning.disturbed.places import PLACEMENTS, placed
 from sim.planning.progress import Progress, Say
+from sim.result.figures import fits
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
 from sim.steady.stalls import output_seconds
@@ -40,6 +42,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks of the cluster that its ranks 0, 1 ... take."""
     alone_s: float
     together_s: float
+    fits: bool = True
+    """Does the plan fit into memory? If not, its figures are what it would take if it did."""
 
     @property
     def slowdown(self) -> float:
@@ -57,6 +61,7 @@ class Jobs(Tabular, msgspec.Struct, frozen=True, kw_only=True):
         lines = ["placement   job  plan                  alone, ms  together, ms  slowdown"]
         lines += [
             f"{r.placement:<10}  {r.job:<3}  {r.plan:<20}  {r.alone_s * 1e3:9.3f}  {r.together_s * 1e3:12.3f}  {r.slowdown:8.3f}"
+            + ("" if r.fits else f"  {UNFIT}")
             for r in self.rows
         ]
         return "\n".join(lines)
@@ -112,6 +117,7 @@ def jobs(
                     ranks=places[at],
                     alone_s=alone[at].step + stalls[at],
                     together_s=together[at] + stalls[at],
+                    fits=fits(setting),
                 )
             )
     return Jobs(topology=machine_words(machine), rows=tuple(rows))

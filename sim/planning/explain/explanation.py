@@ -18,7 +18,7 @@ from sim.planning.progress import Progress, Say
 from sim.planning.sweeps.screen import screened
 from sim.predict import predict_setting
 from sim.result import uncertainty
-from sim.result.figures import figures_of_memory
+from sim.result.figures import fits
 from sim.setting.bind import Setting, bind
 from sim.tables import Tabular
 from topologies.errors import SteptwinError
@@ -108,9 +108,8 @@ def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Exp
         progress.more()
     found.sort(key=lambda s: s.infinitely_fast)
     changes = tuple(best_changes(setting, studied.step, tries, say))
-    fits = figures_of_memory(setting, remedies=False)[1] is None
     name, on = setting.plan.name or setting.plan.model_name, machine_words(setting.topology)
-    return Explanation(studied.step, verdict, studied.path(), tuple(found), changes, _interval(setting, studied), fits, name, on)
+    return Explanation(studied.step, verdict, studied.path(), tuple(found), changes, _interval(setting, studied), fits(setting), name, on)
 
 
 def _interval(setting: Setting, studied: Studied) -> tuple[float, float]:
@@ -181,7 +180,7 @@ def _ranked(setting: Setting, say: Say | None) -> list[tuple[tuple[str, ...], Se
 def _fitting(plan: Plan, setting: Setting) -> Setting | None:
     """The plan on the same machine; None where memory is too small."""
     there = bind(plan, setting.topology)
-    return there if figures_of_memory(there, remedies=False)[1] is None else None
+    return there if fits(there) else None
 
 
 def _predicted(setting: Setting) -> float:

@@ -37,7 +37,7 @@ def test_the_three_best_changes_are_proposed(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(explaining, "neighbours", lambda plan: [((name,), name) for name in ("x", "y", *steps)])
     monkeypatch.setattr(explaining, "bind", bound)
-    monkeypatch.setattr(explaining, "figures_of_memory", lambda near, **_: (None, "too large" if near == "b" else None))
+    monkeypatch.setattr(explaining, "fits", lambda near: near != "b")
     monkeypatch.setattr(explaining, "predict_setting", predicted)
     monkeypatch.setattr(explaining, "screened", lambda near: 1.0 if near is setting else predicted(near).step_time_s * 1.01)
     found = best_changes(setting, 1.0)

@@ -14,7 +14,10 @@ from sim.imported import read_measured
 from sim.predict import predict
 from sim.result.compare import compare, doubts, measured_file, measured_times
 from sim.timeline.metrics import step_times
+from tests.null.verbs.test_verbs import Call, call
 from topologies.errors import BadInput
+
+__all__ = ["call"]
 
 MLP = {"family": "mlp", "name": "m", "widths": [64, 64]}
 
@@ -132,3 +135,25 @@ def test_a_measured_trace_may_be_a_runs_folder(tmp_path: Path) -> None:
     assert compare(predicted, tmp_path).error == pytest.approx(0.0)
     with pytest.raises(BadInput, match=r"there is no measured trace .*nowhere.json. Give .* or a run's folder"):
         compare(predicted, tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("capacity", "--tokens", "1e9"),
+        ("spread", "--draws", "2"),
+        ("faults", "--fault", "slow=r0:0.8"),
+        ("jobs", "big.toml", "--place", "compact"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_no_study_passes_over_a_plan_that_does_not_fit(call: Call, words: tuple[str, ...]) -> None:
+    """Each says so, in JSON, in words and on its page, and ends with 3."""
+    Path("big.toml").write_text('model = "gpt2-1.5b"\nbatch = { global = 64, micro = 64 }\n')
+    verb, *more = words
+    said = call(verb, "big.toml", *more, "--on", "dgx-a100-40gb", "--report", "page.html")
+    assert said.code == 3 and re.search(r"fits: no|fits .* no |\bno\b +1\.000 x", said.out)
+    assert "does not fit into the memory of one" in Path("page.html").read_text()
+    told = call(verb, "big.toml", *more, "--on", "dgx-a100-40gb", "--json")
+    found = told.json
+    assert told.code == 3 and not any(one["fits"] for one in (found["rows"] if verb == "jobs" else [found]))
