@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from sim.verbs import PlanName, unfit
+from sim.verbs import PlanName, heeded, unfit
 from topologies.errors import BadInput
 from topologies.verbs import (
     AsJson,
@@ -183,7 +183,7 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
         overrides, edits = split(set_)
         given = {"rank": rank, "step": step, "length": length, "slow_link": slow_link}
         jitter = Jitter(**{key: value for key, value in given.items() if value is not None})
-        setting = bind(load_plan(plan, overrides), on, edits)
+        setting = heeded(desk, bind(load_plan(plan, overrides), on, edits))
         drawn = run(setting, draws=draws, seed=seed, jitter=jitter, calibration=calibration)
         found = msgspec.to_builtins(drawn)
         if not as_json:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
+
+from topologies.verbs import Desk
+
+if TYPE_CHECKING:
+    from sim.setting.bind import Setting
 
 
 def _shipped(incomplete: str) -> list[str]:
@@ -15,6 +20,15 @@ def _shipped(incomplete: str) -> list[str]:
 
 
 PlanName = Annotated[str, typer.Argument(help="A plan: TOML file or a shipped plan's name (steptwin plan list)", autocompletion=_shipped)]
+
+
+def heeded(desk: Desk, setting: Setting) -> Setting:
+    """The setting, after a word about what of it has no effect: `predict` has these among its warnings."""
+    from sim.result.idle import without_effect
+
+    for text in without_effect(setting):
+        desk.say(f"warning: {text}")
+    return setting
 
 
 class Fitting(Protocol):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from sim.verbs import PlanName, unfit
+from sim.verbs import PlanName, heeded, unfit
 from topologies.errors import BadInput
 from topologies.verbs import AsJson, Desk, Fail, On, Prices, Report, Sets, Without, Workers, split
 
@@ -153,7 +153,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
         from sim.setting.bind import bind
 
         overrides, edits = split(set_, fail, without)
-        setting = bind(load_plan(plan, overrides), on, edits)
+        setting = heeded(desk, bind(load_plan(plan, overrides), on, edits))
         explained = run(setting, say=_say(desk))
         if report:
             desk.say(f"report: {desk.page('explain', report, explained.plan, explained.topology, explained)}")
@@ -231,6 +231,7 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         from sim.planning.capacity.capacity import amount, load_prices
         from sim.planning.capacity.capacity import capacity as run
         from sim.planning.capacity.scaling import Curve, curve_sizes, scaling, smallest
+        from sim.setting.bind import bind
         from topologies.cluster import parse
         from topologies.units import count, duration
 
@@ -241,7 +242,11 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         stall = duration(checkpoint, "--checkpoint", ("s", "min")) if checkpoint else None
         options: dict[str, Any] = {"how": how, "checkpoint": stall, "seed": seed, "prices": load_prices(prices) if prices else None}
         options["edits"] = edits
-        found = smallest(base, on, work, days, say=desk.say, **options) if days is not None else run(base, on, work, **options)
+        if days is None:
+            heeded(desk, bind(base, on, edits))
+            found = run(base, on, work, **options)
+        else:
+            found = smallest(base, on, work, days, say=desk.say, **options)
         shown = found.to_dict()
         if not as_json:
             del shown["interval_s"]
@@ -273,9 +278,11 @@ def _disturbed(app: typer.Typer, desk: Desk) -> None:
         """What a failed link, a flapping NIC or a slow GPU costs this plan.  Example: steptwin faults gpt2-ddp8 --on dgx-h100"""
         from sim.files.planfile import load_plan
         from sim.planning.disturbed.faults import faults as run
+        from sim.setting.bind import bind
 
         overrides, edits = split(set_)
-        found = run(load_plan(plan, overrides), on, tuple(fault or ()), edits=edits, say=_say(desk))
+        setting = heeded(desk, bind(load_plan(plan, overrides), on, edits))
+        found = run(setting.plan, setting.topology, tuple(fault or ()), say=_say(desk))
         desk.show(_plain(found) | unfit(found, as_json), as_json, "faults")
         if report:
             desk.say(f"report: {desk.page('faults', report, found)}")

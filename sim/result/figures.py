@@ -7,7 +7,7 @@ from collections import Counter
 from sim.files.machinefile import machine_words
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.program import Program
-from sim.result.idle import idle
+from sim.result.idle import without_effect
 from sim.result.prediction import Prediction
 from sim.result.uncertainty import Interval
 from sim.schedule.interleaved import round_of
@@ -15,7 +15,6 @@ from sim.setting.bind import Setting
 from sim.setting.rooms import rooms, smallest_devices
 from sim.timeline import metrics
 from sim.trace import Trace
-from topologies.unfelt import unfelt
 
 
 def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryReport, DoesNotFit | None]:
@@ -85,7 +84,7 @@ def figures(
 
 
 def _warnings(setting: Setting, program: Program, per_gpu: float, peak: float | None, assumed: float) -> list[str]:
-    found = idle(setting, program) + unfelt(setting.topology, setting.plan.world)
+    found = without_effect(setting, program)
     found += _crowded(setting) + _unstored(setting) + _rounds(setting)
     if peak and per_gpu > peak * _saved(setting):
         found.append(f"model FLOP rate {per_gpu / 1e12:.0f} TFLOP/s is above the device's peak {peak / 1e12:.0f}: check the model's FLOPs")

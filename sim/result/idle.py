@@ -17,6 +17,7 @@ from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.program import Program
 from sim.setting.bind import Setting
+from topologies.unfelt import unfelt
 
 
 class Rule(NamedTuple):
@@ -178,6 +179,11 @@ RULES = (
     Rule("output.checkpoint_to", lambda s: not s.plan.output.checkpoint_every, "checkpoint_every = 0"),
     Rule("output.checkpoint_mode", lambda s: not s.plan.output.checkpoint_every, "checkpoint_every = 0"),
 )
+
+
+def without_effect(setting: Setting, program: Program | None = None) -> list[str]:
+    """What changes nothing of this plan here: keys of the plan (`idle`), and what-ifs of the machine (`topologies.unfelt`)."""
+    return idle(setting, program) + unfelt(setting.topology, setting.plan.world)
 
 
 def idle(setting: Setting, program: Program | None = None) -> list[str]:

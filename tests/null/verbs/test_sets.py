@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.null.verbs.test_verbs import Call, call
 from topologies.errors import BadInput
 from topologies.verbs import of_machine, split
+
+__all__ = ["call"]
 
 RATE = "link.nvlink.rate=200 GB/s"
 
@@ -21,3 +24,15 @@ def test_a_verb_without_a_plan_takes_no_key_of_one() -> None:
     assert of_machine([RATE], None, ["nic"]) == (RATE, "without=nic") and of_machine(None) == ()
     with pytest.raises(BadInput, match=r"--set bogus=1 is no key of a machine.*oversubscription"):
         of_machine([RATE, "bogus=1"])
+
+
+@pytest.mark.parametrize(
+    "words", [("explain",), ("capacity", "--tokens", "1e9"), ("spread", "--draws", "2"), ("faults", "--fault", "slow=r0:0.8")]
+)
+def test_what_has_no_effect_is_said_by_every_verb_about_one_plan(call: Call, words: tuple[str, ...]) -> None:
+    """Of the machine and of the plan; and nothing is where there is nothing to say."""
+    verb, *more = words
+    sets = ("--set", "oversubscription=4", "--set", "memory.offload_layers=3")
+    said = call(verb, "plan.toml", *more, *sets, "--json").err
+    assert "oversubscription=4 has no effect: the one node" in said and "offload_layers = 3 has no effect" in said
+    assert call(verb, "plan.toml", *more, "--json").err == ""
