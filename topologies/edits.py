@@ -5,7 +5,7 @@ fail=link:gpu0-sw0           a cable, both directions, on every node; fail=link:
                              fail=link:net/leaf0.0-net/spine2, fail=spine:2, fail=nic:n0/nic1, fail=nvswitch:2 (two chips)
 without=nvswitch             also nvlink, nic, p2p
 slow=r3:0.8                  rank 3 computes at 0.8 of full speed; slow=n2:0.8 all ranks of node 2 that have no speed of their own
-oversubscription=2  rails=4  pod=16  spines=8  block=8  core_oversubscription=7
+oversubscription=2  rails=4  pod=16  spines=8  block=8  core_oversubscription=7     fabric.oversubscription=2, as in a file, is the same
 ranks_per_node=4             use so many GPUs of each node, the first that order= lists
 order=3,2,1,0                which device of its node each local rank takes; order=scatter: ranks round the nodes
 gpu=h200-sxm                 other GPUs in the same places; gpu.memory=96 GiB, gpu.bandwidth, gpu.power=600 W, gpu.clock=1.7 GHz (and its peaks in proportion), gpu.flops.bf16 ...
@@ -51,6 +51,8 @@ def _one(cluster: Cluster, key: str, value: str) -> Cluster:
         return _link(cluster, rest, value)
     if dot and first in ("gpu", "cpu", "nic", "disk", "store"):
         return cluster.changed(lambda machine: refit(machine, first, rest, value))
+    if dot and first == "fabric" and _EDITS.get(rest) is _fabric:
+        return _fabric(cluster, rest, value)
     if key not in _EDITS:
         raise UnknownName("edit", key, [*_EDITS, "link.nvlink.rate", "gpu.memory", "cpu.cores", "nic.rate", "disk.read", "store.read"])
     return _EDITS[key](cluster, key, value)

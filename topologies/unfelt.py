@@ -13,7 +13,7 @@ def unfelt(topology: Topology, ranks: int) -> list[str]:
     """A sentence for each edit of the machine that the first `ranks` ranks cannot feel, because of where they sit."""
     found = []
     for edit in dict.fromkeys(topology.cluster.edits):
-        why = _why(topology, ranks, *(part.strip() for part in edit.split("=", 1)))
+        why = _why(topology, ranks, *(part.strip() for part in edit.strip().removeprefix("fabric.").split("=", 1)))
         if why:
             found.append(f"{edit} has no effect: {why}")
     return found

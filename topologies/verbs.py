@@ -48,7 +48,7 @@ Steps = Annotated[
 ]
 Workers = Annotated[int, typer.Option("--workers", help="Processes of this machine that share the work")]
 
-_MACHINE = ("link", "gpu", "cpu", "nic", "disk", "store")
+_MACHINE = ("link", "gpu", "cpu", "nic", "disk", "store", "fabric")
 _KEYS = (
     "oversubscription",
     "rails",

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
 from topologies.load import Topology, load_topology
+from topologies.unfelt import unfelt
+from topologies.verbs import split
 
 
 def changed(name: str, *edits: str) -> dict[str, tuple[float | None, float | None]]:
@@ -281,3 +283,14 @@ def test_units_that_are_none_of_theirs_are_named(edit: str, told: str) -> None:
 def test_one_node_has_no_switch_between_nodes_to_fail() -> None:
     with pytest.raises(BadInput, match="is one node, without leaf and spine switches"):
         load_topology("dgx-h100", ("fail=spine:2",))
+
+
+@pytest.mark.parametrize("edit", ["oversubscription=3", "rails=4", "pod=2", "spines=2", "block=2", "core_oversubscription=2"])
+def test_the_fabric_is_edited_by_the_names_that_a_file_gives_it(edit: str) -> None:
+    """`[fabric] oversubscription = 3` in a file is `fabric.oversubscription=3` too, on the command line as in `edits`."""
+    short, long = (load_topology("4x dgx-h100", (word,)) for word in (edit, f"fabric.{edit}"))
+    assert long.cluster.fabric == short.cluster.fabric != load_topology("4x dgx-h100").cluster.fabric
+    assert [text.removeprefix("fabric.") for text in unfelt(long, 32)] == unfelt(short, 32)
+    assert split([f"fabric.{edit}"]) == ((), (f"fabric.{edit}",))
+    with pytest.raises(BadInput, match=r"unknown edit 'fabric\.slow'"):
+        load_topology("dgx-h100", ("fabric.slow=r0:0.5",))
