@@ -120,7 +120,7 @@ def amount(tokens: float | None = None, epochs: float | None = None, dataset: fl
 
 
 def load_prices(path: Path) -> dict[str, float]:
-    """Money per GPU-hour by machine name, from TOML: `dgx-h100 = 2.5`. Raises `BadInput`."""
+    """Money per GPU-hour by machine, from TOML: `dgx-h100 = 2.5`; a file of one's own goes by the `name` in it. Raises `BadInput`."""
     table = read_toml(path, "price file")
     prices = table.get("per_gpu_hour", table)
     if not isinstance(prices, dict):
@@ -137,16 +137,24 @@ def price_of(prices: dict[str, float], on: str, gpus: int = 0) -> float:
     Raises `BadInput` where the prices lack one of them.
     """
     terms = parse(on)
-    missing = [term.name for term in terms if term.name not in prices]
+    named = {term.name: _priced(term.name, prices) for term in terms}
+    missing = [name for name in named.values() if name not in prices]
     if missing:
         raise BadInput(f"no price for {', '.join(missing)}; there are prices for {', '.join(sorted(prices)) or 'nothing'}")
-    if len({term.name for term in terms}) == 1:
-        return prices[terms[0].name]
+    if len(named) == 1:
+        return prices[named[terms[0].name]]
     left, spent, taken = gpus or 1 << 62, 0.0, 0
     for term in terms:
         here = min(left, term.count * (term.ranks or load_topology(term.name).ranks_per_node))
-        left, taken, spent = left - here, taken + here, spent + here * prices[term.name]
+        left, taken, spent = left - here, taken + here, spent + here * prices[named[term.name]]
     return spent / taken
+
+
+def _priced(name: str, prices: dict[str, float]) -> str:
+    """What a machine is called among prices: as after --on, else as its own file calls it."""
+    if name in prices or not name.endswith(".toml"):
+        return name
+    return str(read_toml(Path(name)).get("name", Path(name).stem))
 
 
 def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability | None = None, checkpoint: float | None = None,

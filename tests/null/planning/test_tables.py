@@ -148,3 +148,15 @@ def test_money_is_of_the_machines_that_the_ranks_take() -> None:
 def test_a_checkpoint_that_cannot_be_is_refused(checkpoint: float) -> None:
     with pytest.raises(BadInput, match="checkpoint"):
         capacity(PLAN, "dgx-h100", 1e9, checkpoint=checkpoint)
+
+
+def test_a_machine_of_ones_own_is_priced_by_the_name_in_its_file(tmp_path: Path) -> None:
+    """Or by its file's name without the ending; what stands after --on goes before both."""
+    named, plain = tmp_path / "mine.toml", tmp_path / "plain.toml"
+    named.write_text('base = "dgx-h100"\nname = "our-pod"\n')
+    plain.write_text('base = "dgx-h100"\n')
+    assert price_of({"our-pod": 2.0}, f"4x {named}") == 2.0 and price_of({"plain": 3.0}, str(plain)) == 3.0
+    assert price_of({"our-pod": 2.0, str(named): 5.0}, str(named)) == 5.0
+    assert price_of({"our-pod": 2.0, "dgx-h100": 4.0}, f"1x {named} + 1x dgx-h100") == 3.0
+    with pytest.raises(BadInput, match="no price for our-pod; there are prices for plain"):
+        price_of({"plain": 3.0}, str(named))
