@@ -147,6 +147,10 @@ def machine_document(name: str, folder: Path | None = None, chain: tuple[str, ..
     else:
         if name not in machines() and ("/" in name or exists(name)):
             raise BadInput(f"{name} is no topology file: ours end in .toml, NCCL's in .xml, the text of nvidia-smi topo -m in .txt")
+        if name in gpus():
+            there = ", ".join(one for one in shelf("machines") if document("machines", one).get("gpu") == name)
+            put = f'Put it into one: gpu = "{name}" in a file, or --on l4-x8 --set gpu={name}'
+            raise BadInput(f"'{name}' is a GPU, not a machine. " + (f"These have it: {there}" if there else put))
         if name not in machines():
             raise UnknownName("machine", name, machines())
         if name in chain:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from topologies.devices import cpu, gpu, nic, shelf
-from topologies.errors import UnknownName
+from topologies.errors import BadInput, UnknownName
 from topologies.load import gpus, load_topology, machines
 
 
@@ -131,3 +131,12 @@ def test_grace_hopper_reaches_its_gpu_over_c2c() -> None:
 def test_cards_have_tensor_cores_for_tf32_where_their_makers_say() -> None:
     """RTX PRO 6000: 251.9 TFLOP/s dense; A6000 and 6000 Ada: half of their bf16."""
     assert [round(gpu(name).flops["tf32"] / 1e12) for name in ("rtx-pro-6000", "rtx-a6000", "rtx-6000-ada")] == [252, 77, 182]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("rtx-4090", "These have it: rtx-4090-x4, rtx-4090-x8"), ("t4", "--on l4-x8 --set gpu=t4"), ("a10", "gpu = .a10. in")],
+)
+def test_a_gpu_for_a_machine_says_where_it_goes(name: str, told: str) -> None:
+    with pytest.raises(BadInput, match=f"'{name}' is a GPU, not a machine. .*{told}"):
+        load_topology(f"2x {name}")
