@@ -159,9 +159,7 @@ def _check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str,
     names = _sections(struct)
     for key, value in tree.items():
         if key not in names:
-            raise _unplaced(key, where, _below(names, key)) or UnknownName(
-                "key", f"{prefix}{key}", [prefix + name for name in names], where
-            )
+            raise unplaced(key, where, names) or UnknownName("key", f"{prefix}{key}", [prefix + name for name in names], where)
         inner = names[key]
         if inner is not None:
             if not isinstance(value, dict):
@@ -174,8 +172,10 @@ def _below(names: dict[str, type[msgspec.Struct] | None], key: str) -> list[str]
     return [f"{section}.{key}" for section, inner in names.items() if inner is not None and key in _sections(inner)]
 
 
-def _unplaced(key: str, where: str, below: list[str]) -> UnknownName | None:
-    """For a key that stands outside of its section; None where none has such a key. Names this short are near to nothing by their letters."""
+def unplaced(key: str, where: str, names: dict[str, type[msgspec.Struct] | None] | None = None) -> UnknownName | None:
+    """For a key that stands outside of its section; None where none of `names` (a plan's own) has such a key. Names this short are near to nothing
+    by their letters."""
+    below = _below(_sections(Plan) if names is None else names, key)
     if not below:
         return None
     error = UnknownName("key", key, below, where)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.files.planfile import SHORT, load_plan, read_plan
+from sim.files.planfile import SHORT, load_plan, read_plan, unplaced
 from sim.framework.framework import load_framework
 from sim.plan import LOOPS, Plan
 from topologies.errors import BadInput, SteptwinError, UnknownName
@@ -48,7 +48,7 @@ def parse_space(written: str | Mapping[str, Iterable[Any]]) -> dict[str, tuple[s
         if SHORT.get(key, key) in (SHORT.get(known, known) for known in space):
             raise BadInput(f"the space names '{key}' twice; write all its values once, by comma")
         if key not in SHORT and key not in ("gpus", "on") and "." not in key:
-            raise UnknownName("key", key, [*SHORT, "gpus", "on"], "the space")
+            raise unplaced(key, "the space") or UnknownName("key", key, [*SHORT, "gpus", "on"], "the space")
         space[key] = tuple(value for item in values.split(",") for value in _values(item, word))
     if not space:
         raise BadInput("the space is empty: name at least one key, e.g. tp=1,2,4")
