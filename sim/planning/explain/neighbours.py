@@ -39,6 +39,7 @@ def _changes(plan: Plan) -> list[tuple[str, ...]]:
                 changes.append((f"parallel.{axis}={size // 2}", *_sized(p, other, getattr(p, other) * 2)))
             if getattr(p, other) % 2 == 0:
                 changes.append((f"parallel.{axis}={size * 2}", *_sized(p, other, getattr(p, other) // 2)))
+    changes += _replicated(p)
     if p.tp % 2 == 0:
         changes.append((f"parallel.tp={p.tp // 2}", *_sized(p, "pp", p.pp * 2)))
     if p.pp % 2 == 0:
@@ -54,6 +55,15 @@ def _changes(plan: Plan) -> list[tuple[str, ...]]:
     changes += [(f"data.workers={count}",) for count in _LOADERS if count > plan.data.workers]
     changes += [("compile=true",), ("cuda_graphs=true",), ("optimizer.implementation=fused",), ("attention=flash",)]
     return changes + _inner(plan) + _switched(plan)
+
+
+def _replicated(p: Parallel) -> list[tuple[str, ...]]:
+    """More groups that shard among fewer ranks each (HSDP, Zhao et al. 2023, 3.2.2), down to pairs, and one step back: parameters then travel less far."""
+    smaller = [p.dp_shard // by for by in (2, 4, 8, 16, 32) if p.dp_shard % by == 0 and p.dp_shard // by > 1]
+    changes = [(f"parallel.dp_shard={size}", f"parallel.dp_replicate={p.dp_replicate * p.dp_shard // size}") for size in smaller]
+    if p.dp_shard > 1 and p.dp_replicate % 2 == 0:
+        changes.append((f"parallel.dp_shard={p.dp_shard * 2}", f"parallel.dp_replicate={p.dp_replicate // 2}"))
+    return changes
 
 
 def _inner(plan: Plan) -> list[tuple[str, ...]]:

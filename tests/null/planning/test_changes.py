@@ -136,3 +136,15 @@ def test_a_step_that_mostly_saves_is_bound_by_output() -> None:
     assert found.verdict == f"output-bound: without logging, syncs and checkpoints the step would take {share:.0%} of its time"
     seldom = bind(BASE | {"parallel": {"dp_replicate": 8}, "output": {"checkpoint_every": 1000}}, "dgx-h100")
     assert not explain(seldom, tries=0).verdict.startswith("output-bound")
+
+
+def test_groups_that_shard_within_a_node_are_proposed_over_a_slow_network() -> None:
+    """Parameters cross the network in every layer where all ranks shard; of groups by node gradients alone do."""
+    tree = {"model": "gpt2-1.5b", "batch": {"global": 32, "micro": 1}, "parallel": {"dp_shard": 32, "zero": 3}}
+    setting = bind(tree, "4x dgx-a100", ("nic.rate=10 Gbit/s",))
+    best = best_changes(setting, predict_setting(setting, detail=False).step_time_s)[0]
+    assert best.overrides == ("parallel.dp_shard=8", "parallel.dp_replicate=4") and best.gain > 0.2
+    sizes = {there.parallel.dp_shard for _, there in neighbours(setting.plan) if there.parallel.dp_replicate > 1}
+    assert sizes == {16, 8, 4, 2}
+    back = load_plan(setting.plan, best.overrides)
+    assert ("parallel.dp_shard=16", "parallel.dp_replicate=2") in [overrides for overrides, _ in neighbours(back)]
