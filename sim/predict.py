@@ -23,7 +23,7 @@ from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
 from sim.steady.detail import STEPS, apart, coarse, fused, quick, simulated_ops
-from sim.steady.periods import mean_step, on_path, varies
+from sim.steady.periods import kinds, mean_step, on_path, varies
 from sim.steady.settled import Steps, until_settled
 from sim.steady.stalls import held, output_seconds
 from sim.timeline import metrics
@@ -87,7 +87,10 @@ def predict_setting(
     points = held(setting, program, pricer, trace, alone) if fine else []
     stall = output_seconds(setting, pricer, step, points)
     split = msgspec.structs.replace(split, output_s=split.output_s + stall)
-    shares = uncertainty.shares_of(program, pricer, topology, plan, step)
+    sorts = [(1.0, program)]
+    if varies(plan) and not plan.asynchronous:
+        sorts = [(weight, program_for(setting, program.steps, one)) for one, weight in kinds(quiet)]
+    shares = uncertainty.mean_shares(sorts, pricer, topology, plan, step)
     sure = uncertainty.interval(
         step + stall, shares, uncertainty.outside(plan, topology, setting.network.parameters), calibration is not None
     )

@@ -14,7 +14,7 @@ step x exp(-+ z sigma): errors of times are ratios. The figures are in `cost/par
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from math import exp, hypot
 from typing import Literal
@@ -124,12 +124,23 @@ def outside(plan: Plan, topology: Topology, parameters: int, known: Figures | No
 
 
 def shares_of(program: Program, pricer: Pricer, topology: Topology, plan: Plan, step: float) -> Shares:
-    """On what rank 0 spends the last step of `program`, which takes `step` seconds.
+    """On what rank 0 spends the last step of `program`, which takes `step` seconds."""
+    return mean_shares([(1.0, program)], pricer, topology, plan, step)
+
+
+def mean_shares(programs: Sequence[tuple[float, Program]], pricer: Pricer, topology: Topology, plan: Plan, step: float) -> Shares:
+    """On what rank 0 spends a mean step of `step` seconds: the last steps of `programs`, each as often as its weight says.
 
     Kernels and collectives on the compute lane count whole. What that lane does not fill is, in this order: the pipeline's
     bubble, which stretches all else alike; communication on other lanes, as far as there is any; the host.
     """
-    lane, beside, host = _spent(program, pricer, topology)
+    lane: Shares = {}
+    beside: Shares = {}
+    host: Source = "fitted"
+    for weight, program in programs:
+        own, others, host = _spent(program, pricer, topology)
+        for sums, spent in ((lane, own), (beside, others)):
+            sums.update({key: sums.get(key, 0.0) + weight * seconds for key, seconds in spent.items()})
     idle = max(0.0, step - sum(lane.values()))
     p = plan.parallel
     slots = plan.microbatches * p.virtual_stages + p.pp - 1

@@ -114,8 +114,8 @@ def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Exp
 
 def _interval(setting: Setting, studied: Studied) -> tuple[float, float]:
     """As `predict` finds it."""
-    study, plan, topology = studied.first, setting.plan, setting.topology
-    shares = uncertainty.shares_of(study.program, study.pricer, topology, plan, studied.step - studied.output)
+    plan, topology = setting.plan, setting.topology
+    shares = uncertainty.mean_shares(studied.programs, studied.first.pricer, topology, plan, studied.step - studied.output)
     found = uncertainty.interval(studied.step, shares, uncertainty.outside(plan, topology, setting.network.parameters))
     return found.low, found.high
 

@@ -16,6 +16,7 @@ from sim.engine.steps import step_times
 from sim.plan import Output, Plan
 from sim.planning.explain.scaled import Scaled
 from sim.planning.explain.sensitivity import Sensitivity, Study
+from sim.program import Program
 from sim.setting.bind import Setting
 from sim.steady.detail import STEPS
 from sim.steady.periods import evened, kinds, mean_step
@@ -53,6 +54,11 @@ class Studied:
         step = sum(part.weight * part.study.step for part in self.parts)
         self.output = output_seconds(setting, self.first.pricer, step, [])
         self.step = step + self.output
+
+    @property
+    def programs(self) -> list[tuple[float, Program]]:
+        """Those of the kinds of steps, and how many times each is in a mean one; any of asynchronous ranks' stands for all."""
+        return [(1.0 if self._setting.plan.asynchronous else weight, study.program) for weight, study in self._kinds]
 
     def _on_path(self) -> tuple[Part, ...]:
         """Those that what binds a mean step is found in."""

@@ -148,3 +148,14 @@ def test_groups_that_shard_within_a_node_are_proposed_over_a_slow_network() -> N
     assert sizes == {16, 8, 4, 2}
     back = load_plan(setting.plan, best.overrides)
     assert ("parallel.dp_shard=16", "parallel.dp_replicate=2") in [overrides for overrides, _ in neighbours(back)]
+
+
+def test_the_interval_of_local_updates_is_of_all_their_steps_whichever_verb_says_it() -> None:
+    """Replicas average in one step of fifty, for half of the mean step: what of the mean step travels is as unsure as the network."""
+    plan: dict[str, Any] = BASE | {"parallel": {"dp_replicate": 4}, "update": {"mode": "local", "every": 50}}
+    setting = bind(plan, "4x l4-x8", ("ranks_per_node=1", "nic.rate=50 Mbit/s"))
+    found = predict_setting(setting, detail=False)
+    assert found.breakdown.exposed_comm_s > 0.4 * found.step_time_s
+    assert explain(setting, tries=0).interval == pytest.approx(found.interval)
+    quiet = predict_setting(bind(plan, "4x l4-x8", ("ranks_per_node=1", "nic.rate=100 Gbit/s")), detail=False)
+    assert found.interval[1] / found.interval[0] > 1.3 * quiet.interval[1] / quiet.interval[0]
