@@ -46,7 +46,8 @@ def coarse(plan: Plan, ops: int) -> str:
     """What a trace lacks that has too many ops for a span each."""
     lost = ", and what kernels wait for communication beside them counts as compute" if fused(ops) else ""
     same = "the same within 1 %" if fused(ops) else "the same"
+    many = plan.microbatches > 1
     return (
-        f"{ops:,} ops ({plan.microbatches:,} micro-batches in a step): runs of kernels are one span each{lost}; no memory timeline, no use of links. "
-        f"The step time is {same}. Predict fewer micro-batches to see every op"
+        f"{ops:,} ops{f' ({plan.microbatches:,} micro-batches in a step)' if many else ''}: runs of kernels are one span each{lost}; no memory "
+        f"timeline, no use of links. The step time is {same}. Predict fewer {'micro-batches' if many else 'layers or ranks'} to see every op"
     )

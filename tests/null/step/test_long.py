@@ -10,8 +10,10 @@ from msgspec.structs import asdict
 import sim.steady.detail
 import steptwin
 from sim.files.planfile import load_plan
+from sim.plan import Batch, Plan
 from sim.predict import predict
 from sim.rules import MOST_MICROBATCHES
+from sim.steady.detail import coarse
 from topologies.errors import Refused
 
 PLAN = {
@@ -55,3 +57,11 @@ def test_micro_batches_without_end_are_refused() -> None:
     tree = {"model": "gpt2-124m", "batch": {"global": MOST_MICROBATCHES + 1, "micro": 1}}
     with pytest.raises(Refused, match=r"Raise batch\.micro"):
         load_plan(tree)
+
+
+def test_a_coarse_trace_of_one_micro_batch_is_not_told_to_have_fewer() -> None:
+    one, two = (Plan(model="gpt2-124m", batch=Batch(global_=count, micro=1)) for count in (1, 2))
+    assert "(2 micro-batches in a step)" in coarse(two, 10_000_000) and coarse(two, 1).endswith(
+        "Predict fewer micro-batches to see every op"
+    )
+    assert "micro-batch" not in coarse(one, 10_000_000) and coarse(one, 1).endswith("Predict fewer layers or ranks to see every op")
