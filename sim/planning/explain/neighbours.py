@@ -69,7 +69,7 @@ def _replicated(p: Parallel) -> list[tuple[str, ...]]:
 
 
 def _inner(plan: Plan) -> list[tuple[str, ...]]:
-    """Other sizes of what lies inside data parallelism: experts' ranks, and ranks that share one long sequence."""
+    """Other sizes of what lies inside data parallelism: experts' ranks, and ranks that share one long sequence; and other ways for these to."""
     p = plan.parallel
     changes: list[tuple[str, ...]] = [(f"parallel.ep={p.ep * 2}",)]
     changes += [(f"parallel.ep={p.ep // 2}",)] if p.ep % 2 == 0 else []
@@ -77,6 +77,11 @@ def _inner(plan: Plan) -> list[tuple[str, ...]]:
         changes.append((f"parallel.dp_shard={p.dp_shard // 2}", f"parallel.cp={p.cp * 2}"))
     if p.cp % 2 == 0:
         changes.append((f"parallel.dp_shard={p.dp_shard * 2}", f"parallel.cp={p.cp // 2}"))
+    if p.cp > 1:
+        changes += [(f"parallel.cp_kind={kind}",) for kind in ("p2p", "all_gather", "all_to_all") if kind != p.cp_kind]
+        changes += [
+            ("parallel.cp_kind=all_to_all+p2p", f"parallel.cp_ulysses={ways}") for ways in (2, 4, 8, 16) if p.cp % ways == 0 and p.cp > ways
+        ]
     return changes
 
 

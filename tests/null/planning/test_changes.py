@@ -159,3 +159,15 @@ def test_the_interval_of_local_updates_is_of_all_their_steps_whichever_verb_says
     assert explain(setting, tries=0).interval == pytest.approx(found.interval)
     quiet = predict_setting(bind(plan, "4x l4-x8", ("ranks_per_node=1", "nic.rate=100 Gbit/s")), detail=False)
     assert found.interval[1] / found.interval[0] > 1.3 * quiet.interval[1] / quiet.interval[0]
+
+
+def test_ranks_that_share_a_sequence_are_offered_other_ways_to() -> None:
+    """Between rings and exchanged heads lie groups of every size."""
+    plan = load_plan({"model": "llama3-8b", "seq_len": 65536, "parallel": {"cp": 8}})
+    ways = [words for words, _ in neighbours(plan) if words[0].startswith("parallel.cp_kind")]
+    assert ways == [
+        ("parallel.cp_kind=all_gather",),
+        ("parallel.cp_kind=all_to_all",),
+        ("parallel.cp_kind=all_to_all+p2p", "parallel.cp_ulysses=2"),
+        ("parallel.cp_kind=all_to_all+p2p", "parallel.cp_ulysses=4"),
+    ]
