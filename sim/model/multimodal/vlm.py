@@ -18,7 +18,7 @@ from sim.model.multimodal.tower import reordered, still
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.specs.vlm import VisionLanguage
-from sim.work import Conv, Gemm, MemoryBound
+from sim.work import Gemm, MemoryBound
 from topologies.errors import BadInput, Refused
 
 Blocks = tuple[tuple[str, Block], ...]
@@ -74,39 +74,47 @@ def _sight(spec: VisionLanguage, parts: Sequence[Part], unread: bool = False) ->
 
 
 def _projector(spec: VisionLanguage, seen: Share) -> list[Part]:
-    """Patches joined or averaged, a norm, one linear or two. The linears are whole on each rank of tensor parallelism, as the norms are."""
-    p, wide = spec.projector, spec.tower.hidden * spec.projector.merge**2
-    patches, rows = seen.micro * spec.tower.patches, seen.micro * spec.tokens
-    parts = [norm(seen, "projector.norm", patches, spec.tower.hidden, p.norm)] if p.norm and not p.joined_norm and p.pool == 1 else []
-    n, e = patches * spec.tower.hidden, seen.es
-    turn = elementwise("permute", seen, n, e, e)
-    if p.joined_norm:  # a square's patches lie apart until they are joined, one side after the other
-        parts.append(Part(name="projector.merge", forward=(turn, turn), backward=(turn, turn), cls="elementwise", modules=0))
-    if p.pool > 1:
-        pool, back = MemoryBound("pool", n * e, rows * wide * e, seen.act), MemoryBound("pool_backward", n * e, n * e, seen.act)
-        parts.append(Part(name="projector.pool", forward=(turn, pool), backward=(back, turn), cls="elementwise", saved=n * e))
-    if p.norm and (p.joined_norm or p.pool > 1):
-        parts.append(norm(seen, "projector.norm", rows, wide, p.norm))
-    inner, out = p.inner or spec.decoder.hidden, spec.decoder.hidden
+    """Fewer patches, then one linear or two. These are whole on each rank of tensor parallelism, as norms are."""
+    p, rows = spec.projector, seen.micro * spec.tokens
+    parts, width = _fewer(spec, seen, rows), spec.tower.hidden * p.merge**2
     if p.layers == 2:
-        parts.append(linear(seen, "projector.up", wide, inner, rows=rows, bias=p.bias, low=False, stream=True, modules=2))
+        inner = p.inner or spec.decoder.hidden
+        parts.append(linear(seen, "projector.up", width, inner, rows=rows, bias=p.bias, low=False, stream=True, modules=2))
         parts.append(activation(seen, "projector.act", rows, inner, "gelu"))
-        wide = inner
-    parts.append(linear(seen, "projector.down", wide, out, rows=rows, bias=p.bias, low=False, stream=p.layers == 1))
+        width = inner
+    parts.append(linear(seen, "projector.down", width, spec.decoder.hidden, rows=rows, bias=p.bias, low=False, stream=p.layers == 1))
     if spec.tower.window:
-        parts.append(reordered(seen, "projector.windows", rows, out))
+        parts.append(reordered(seen, "projector.windows", rows, spec.decoder.hidden))
     if "projector" in spec.frozen:
         return [still(part) for part in parts]
     return _opened(parts) if "tower" in spec.frozen else parts
 
 
+def _fewer(spec: VisionLanguage, seen: Share, rows: int) -> list[Part]:
+    """Patches averaged (Gemma 3) or joined to `rows`, and the norm: over what they became, or (Qwen) over each before, whose joining is a view."""
+    p, patches, width, e = spec.projector, seen.micro * spec.tower.patches, spec.tower.hidden, seen.es
+    n, became = patches * width, width * p.merge**2
+
+    def over(many: int, wide: int) -> list[Part]:
+        return [norm(seen, "projector.norm", many, wide, p.norm)] if p.norm else []
+
+    turn = elementwise("permute", seen, n, e, e)
+    if p.pool > 1:
+        pool, back = MemoryBound("pool", n * e, rows * width * e, seen.act), MemoryBound("pool_backward", n * e, n * e, seen.act)
+        mean = Part(name="projector.pool", forward=(turn, pool), backward=(back, turn), cls="elementwise", saved=n * e)
+        return [mean, *over(rows, became)]
+    if p.joined_norm:  # a square's patches lie apart until they are joined, one side after the other
+        join = Part(name="projector.merge", forward=(turn, turn), backward=(turn, turn), cls="elementwise", modules=0)
+        return [join, *over(rows, became)]
+    return over(patches, width)
+
+
 def _opened(parts: list[Part]) -> list[Part]:
-    """The first that is trained: up to its first product nothing needs the gradient of an input but a norm, whose weights' come of the same kernels."""
+    """Behind a frozen tower: nothing needs the gradient of what the first trained part reads. A product does without; a norm, whose weights'
+    gradients come of the same kernels, does not."""
     at = next(i for i, part in enumerate(parts) if part.tensors)
-    first = parts[at]
-    before = [still(part) for part in parts[:at]]
-    kept = tuple(work for work in first.backward if not (isinstance(work, Gemm | Conv) and work.role == "dgrad"))
-    return [*before, replace(first, backward=kept), *parts[at + 1 :]]
+    kept = tuple(work for work in parts[at].backward if not (isinstance(work, Gemm) and work.role == "dgrad"))
+    return [*(still(part) for part in parts[:at]), replace(parts[at], backward=kept), *parts[at + 1 :]]
 
 
 def _joined(spec: VisionLanguage, share: Share) -> Part:
