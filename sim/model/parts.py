@@ -116,6 +116,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return sum(rows * columns for rows, columns in self.matrices)
 
 
+def still(part: Part) -> Part:
+    """Neither its parameters nor anything before it needs a gradient: it keeps nothing, and has no backward."""
+    return msgspec.structs.replace(part, frozen=True, detached=True, backward=(), wgrad=(), saved=0)
+
+
 class Block(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The unit of pipelining, FSDP and recomputation."""
 

@@ -105,11 +105,12 @@ class Sighted(Model):
 
     def __init__(self, spec: VisionLanguage, habits: Framework, seq: int) -> None:
         super().__init__(spec, habits, seq)
-        self.seen, self.seq = spec, seq
+        self.seq = seq
 
     def forward(self, given: Tensor) -> Tensor:
         """(batch, pixels and tokens) as int32."""
-        return sight.run(self.seen, dict(self.named_children()), given, self.seq)
+        assert isinstance(self.spec, VisionLanguage)
+        return sight.run(self.spec, dict(self.named_children()), given, self.seq)
 
 
 class Levels(Model):

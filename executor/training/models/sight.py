@@ -23,8 +23,7 @@ def blocks(spec: VisionLanguage, habits: Framework, seq: int) -> Blocks:
     tower = spec.tower
     yield "patches", _frozen(Stem(tower), "tower" in spec.frozen)
     for at in range(tower.layers):
-        whole = not tower.window or (tower.full_every and at % tower.full_every == tower.full_every - 1)
-        yield f"V{at}", _frozen(Layer(tower, habits, 0 if whole else tower.window), "tower" in spec.frozen)
+        yield f"V{at}", _frozen(Layer(tower, habits, tower.window if tower.windowed(at) else 0), "tower" in spec.frozen)
     yield "embed", Bridge(spec, habits, seq)
 
 
@@ -203,16 +202,20 @@ class Bridge(decoder.Embed):
 
     def _projected(self, x: Tensor) -> Tensor:
         """(pictures, tokens of the tower, its width) -> (pictures, tokens, width of the decoder)."""
-        side = int(self.tower.patches**0.5)
-        if self.projector.joined_norm or self.projector.pool == 1:
-            x = self._merged(x, side) if self.projector.joined_norm else self._part("norm", x).reshape(len(x), self.per_picture, -1)
-            x = self._part("norm", x) if self.projector.joined_norm else x
-        else:
-            maps = self._part("pool", x.transpose(1, 2).reshape(len(x), -1, side, side))
-            x = self._part("norm", maps.flatten(2).transpose(1, 2))
+        x = self._fewer(x)
         for name in ("up", "act", "down", "windows"):
             x = self._part(name, x)
         return x
+
+    def _fewer(self, x: Tensor) -> Tensor:
+        """Patches averaged or joined, and the norm."""
+        side = int(self.tower.patches**0.5)
+        if self.projector.pool > 1:
+            maps = self._part("pool", x.transpose(1, 2).reshape(len(x), -1, side, side))
+            return self._part("norm", maps.flatten(2).transpose(1, 2))
+        if self.projector.joined_norm:
+            return self._part("norm", self._merged(x, side))
+        return self._part("norm", x).reshape(len(x), self.per_picture, -1)
 
     def _merged(self, x: Tensor, side: int) -> Tensor:
         """A square's patches beside each other, one side after the other (transformers' pixel_shuffle)."""

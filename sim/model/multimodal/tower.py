@@ -10,7 +10,7 @@ from sim.model.layers.linear import linear, weight_casts
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import before, norm
 from sim.model.layers.packed import inside
-from sim.model.parts import Part
+from sim.model.parts import Part, still
 from sim.model.share import Share
 from sim.model.specs.vlm import Tower
 from sim.work import Conv, MemoryBound, Work
@@ -59,11 +59,6 @@ def ending(tower: Tower, share: Share) -> list[Part]:
         cut, zero = elementwise("copy", share, n, share.es, share.es), elementwise("zero", share, share.rows * tower.hidden, 0, share.es)
         parts.append(Part(name="without_class", forward=(cut,), backward=(zero, cut), cls="elementwise", modules=0))
     return parts
-
-
-def still(part: Part) -> Part:
-    """Neither its parameters nor anything before it needs a gradient: it keeps nothing, and has no backward."""
-    return replace(part, frozen=True, detached=True, backward=(), wgrad=(), saved=0)
 
 
 def reordered(share: Share, name: str, rows: int, width: int) -> Part:

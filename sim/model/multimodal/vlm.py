@@ -14,8 +14,8 @@ from sim.model.layers.linear import linear
 from sim.model.layers.lora import freeze
 from sim.model.layers.norm import norm
 from sim.model.multimodal import tower as towers
-from sim.model.multimodal.tower import reordered, still
-from sim.model.parts import Block, Part, Shape
+from sim.model.multimodal.tower import reordered
+from sim.model.parts import Block, Part, Shape, still
 from sim.model.share import Share, share_of
 from sim.model.specs.vlm import VisionLanguage
 from sim.work import Gemm, MemoryBound
@@ -59,7 +59,7 @@ def _tower(spec: VisionLanguage, share: Share, stream: int) -> Blocks:
     made: dict[tuple[bool, bool], Block] = {}
     found = []
     for at in range(spec.tower.layers):
-        windowed = spec.tower.window > 0 and not (spec.tower.full_every and at % spec.tower.full_every == spec.tower.full_every - 1)
+        windowed = spec.tower.windowed(at)
         unread = at >= spec.tower.layers - spec.tower.unread
         if (windowed, unread) not in made:
             parts = _sight(spec, towers.layer(spec.tower, share, windowed), unread)

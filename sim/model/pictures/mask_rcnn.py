@@ -10,7 +10,7 @@ from sim.model.layers.activation import activation
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.ends import loss
 from sim.model.layers.linear import linear
-from sim.model.parts import Block, Part
+from sim.model.parts import Block, Part, still
 from sim.model.pictures import regions
 from sim.model.pictures.frozen import bottleneck, carried, fixed, narrowed, summed
 from sim.model.pictures.maps import up_convolution
@@ -42,7 +42,7 @@ def blocks(spec: Cnn, share: Share) -> Blocks:
         for index in range(count):
             parts, y = bottleneck(share, x, 64 * 2**stage, 2 if stage and not index else 1, opens=stage == 1 and not index)
             if index < 2:
-                same = block(share, "layer", parts, x) if stage else block(share, "embed", [_still(part) for part in parts], x)
+                same = block(share, "layer", parts, x) if stage else block(share, "embed", [still(part) for part in parts], x)
             found.append((f"S{stage}.{index}", same))
             x = y
         maps.append(x)
@@ -54,11 +54,6 @@ def blocks(spec: Cnn, share: Share) -> Blocks:
     return tuple(found)
 
 
-def _still(part: Part) -> Part:
-    """Neither its parameters nor anything before it needs a gradient: it keeps nothing, and has no backward."""
-    return replace(part, frozen=True, detached=True, backward=(), wgrad=(), saved=0)
-
-
 def _stem(spec: Cnn, share: Share) -> tuple[list[Part], Map]:
     """Scaled, normalised and padded on the device, image by image; 7 x 7 of stride 2, norm, pooling."""
     h, w = padded(spec.image, share.micro)
@@ -68,7 +63,7 @@ def _stem(spec: Cnn, share: Share) -> tuple[list[Part], Map]:
     scaled = Part(name="scaled", forward=tuple(one * share.micro), cls="elementwise", modules=4 * share.micro)
     conv, x = convolution(share, "conv1", Map(3, h, w), 64, 7, stride=2, padding=3, first=True)
     pooled, y = pool(replace(share, e=carried(share)), "pool", x, 3, 2, 1)
-    return [_still(part) for part in (scaled, narrowed(share, conv, Map(3, h, w)), fixed(share, "bn1", x), pooled)], y
+    return [still(part) for part in (scaled, narrowed(share, conv, Map(3, h, w)), fixed(share, "bn1", x), pooled)], y
 
 
 def _pyramid(share: Share, maps: list[Map]) -> tuple[list[Part], list[Map]]:

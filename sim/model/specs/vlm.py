@@ -47,6 +47,10 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     unread: Natural = 0
     """Last layers that run for nothing: the decoder reads what the one before them makes (LLaVA: 1)."""
 
+    def windowed(self, layer: int) -> bool:
+        """Does this layer attend inside windows?"""
+        return self.window > 0 and not (self.full_every and layer % self.full_every == self.full_every - 1)
+
     @property
     def patches(self) -> int:
         return (self.image // self.patch) ** 2
