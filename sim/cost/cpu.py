@@ -11,8 +11,9 @@ import math
 from functools import lru_cache
 
 from sim.cost.calibration import Calibration, Curve, Grid, Sample
+from sim.cost.convolved import Convolutions
 from sim.cost.memory_bound import NARROW
-from sim.cost.points import attention_of, convolution_of, place_of
+from sim.cost.points import attention_of
 from sim.cost.price import Cost, Source
 from sim.optimizers import OPTIMIZERS
 from sim.work import BYTES, LINE, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work, row_alignment
@@ -21,8 +22,6 @@ ASSUMED_FLOPS = {"fp32": 5e10, "bf16": 5e10, "fp16": 1e10}
 """FLOP/s of one server core where nothing was measured: AVX2 at 3 GHz reaches 96 peak, about half in GEMMs (assumed)."""
 ASSUMED_BYTES = 6e9
 """Bytes per second of memory-bound kernels on one core, both directions together (assumed)."""
-_SAME = 1e-4
-"""Distance between convolutions below which they are one."""
 _FULL = 1 << 16
 """Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
 _WEIGHTS = "layernorm_weights"
@@ -139,6 +138,9 @@ class Prices:
             self._attention[name, dtype] = Grid((s.shape[2:], s.median / attention_of(s).flops) for s in rows)
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("memory")}:
             self._memory[name, dtype] = Curve((s.shape[0], s.median) for s in calibration.rows("memory", name, dtype))
+        self._convolutions = {
+            key: Convolutions(calibration.rows("conv", *key)) for key in {(s.name, s.dtype) for s in calibration.rows("conv")}
+        }
         # A call's own seconds on a CPU hold the way to its kernel; what was timed of a GPU are the device's.
         self.dispatch = self.host("kernel")[0] if calibration.device == "cpu" else 0.0
 
@@ -250,25 +252,17 @@ class Prices:
         return "fp32" if dtype == "tf32" and self.calibration.device == "cpu" else dtype
 
     def _convolution(self, work: Conv) -> tuple[float, Source]:
-        """At the rate of the measured ones about it; where none is of its dtype, of the others."""
-        own = self.calibration.rows("conv", work.role, self._exact(work.dtype))
-        rows = own or self.calibration.rows("conv", work.role) or self.calibration.rows("conv", "fwd")
-        if not rows:
+        """By the measured ones about it; where none is of its dtype, by the others."""
+        own = work.role, self._exact(work.dtype)
+        near = (own, *((role, dtype) for role in (work.role, "fwd") for dtype in BYTES))
+        found = next((key for key in near if key in self._convolutions), None)
+        if found is None:
             return self._assumed(work, work.dtype)
-        here, total, logs, nearest = place_of(work), 0.0, 0.0, math.inf
-        for s in rows:
-            like = convolution_of(s)
-            distance = math.dist(here, place_of(like))
-            nearest = min(nearest, distance)
-            # The fourth power: far from all of them the nearest decide, not the mean of all.
-            weight = 1.0 / (distance + _SAME) ** 4
-            total += weight
-            logs += weight * math.log(s.median / like.flops)
-        seconds = max(self.dispatch, math.exp(logs / total) * work.flops / work.repeat)
-        if own and nearest < _SAME:
-            return seconds, "measured"
-        # One of few channels in a group is bound by its maps' bytes.
-        return max(seconds, work.bytes / work.repeat / (2.0 * self.calibration.copy_rate)), "fitted"
+        seconds, measured = self._convolutions[found].at(work)
+        if measured and found == own:
+            return max(self.dispatch, seconds), "measured"
+        # Of few points none may say what one of few channels in a group is bound by: its maps' bytes.
+        return max(self.dispatch, seconds, work.bytes / work.repeat / (2.0 * self.calibration.copy_rate)), "fitted"
 
     def _experts(self, work: GroupedGemm) -> tuple[float, Source]:
         share = max(1, work.m // work.groups)

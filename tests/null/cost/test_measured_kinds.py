@@ -106,3 +106,18 @@ def test_what_reads_much_for_few_products_takes_its_bytes() -> None:
     fast = calibration("cpu", ("conv", "fwd", "fp32", DENSE, conv(DENSE).flops / 1e13), ("copy", "memcpy", "", (1 << 26,), (1 << 26) / 4e9))
     work = conv(ALONE, "fp32")
     assert prices(fast).price(work) == (pytest.approx(work.bytes / 8e9), "fitted")
+
+
+SMALL = tuple((batch, c, side, side, c, 3, 3, 1, 1) for batch in (2, 8) for c in (64, 512) for side in (2, 8, 32))
+
+
+@pytest.mark.parametrize("shape", [(4, 512, 3, 3, 512, 3, 3, 1, 1), (4, 256, 4, 4, 512, 3, 3, 1, 1), (3, 96, 20, 20, 96, 3, 3, 1, 1)])
+def test_between_convolutions_each_part_grows_by_itself(shape: tuple[int, ...]) -> None:
+    """One of nine pixels takes its weights' time, as one of four does, and nine quarters of its products' alone."""
+
+    def seconds(work: Conv) -> float:
+        weights = 4.0 * work.c_in * work.c_out * work.kh * work.kw
+        return work.flops / 2e11 + weights / 6e9 + (work.bytes - weights) / 3e9
+
+    table = prices(calibration("cpu", *(("conv", "fwd", "fp32", point, seconds(conv(point, "fp32"))) for point in SMALL)))
+    assert table.price(conv(shape, "fp32")) == (pytest.approx(seconds(conv(shape, "fp32")), rel=0.01), "fitted")
