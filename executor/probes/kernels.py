@@ -12,7 +12,7 @@ from sim.cost.cpu import variant
 from sim.cost.points import attention_name
 from sim.work import BYTES, Attention, Conv, Gemm, MemoryBound
 
-_SIZES = (2, 8, 64, 256, 1024, 4096)
+_SIZES = (2, 8, 64, 240, 960, 3840)
 _MOST = 2.2e9
 """FLOPs of the largest GEMM on a CPU: about 25 ms on one core. Beyond, the efficiency has flattened."""
 _BYTES = (3 << 9, 3 << 12, 3 << 15, 3 << 18, 3 << 20, 12 << 20, 48 << 20)

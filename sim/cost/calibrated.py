@@ -12,7 +12,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sim.cost.calibration import Calibration, Curve, load_calibration
+from sim.cost.between import Curve
+from sim.cost.calibration import Calibration, load_calibration
 from sim.cost.cpu import prices
 from sim.cost.gpu_pricer import kept_collective, kept_message
 from sim.cost.kernel import kernel_cost

@@ -7,10 +7,7 @@ and the number of repetitions of each point. All times are seconds, sizes bytes.
 
 from __future__ import annotations
 
-import bisect
 import math
-from collections.abc import Iterable
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -178,82 +175,3 @@ class _Head(Calibration, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def whole(self, tables: dict[str, tuple[Sample, ...]]) -> Calibration:
         fields = {name: getattr(self, name) for name in Calibration.__struct_fields__}
         return Calibration(**{**fields, "tables": tables})
-
-
-class Curve:
-    """Seconds over one size, piecewise linear in logarithms between measured points.
-
-    Below the first point the time stays (a call's fixed cost); above the last it grows with the size.
-    """
-
-    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
-        best = dict(points)
-        self.sizes = sorted(best)
-        self.seconds = [best[size] for size in self.sizes]
-
-    def __bool__(self) -> bool:
-        return bool(self.sizes)
-
-    def at(self, size: float) -> tuple[float, bool]:
-        """(seconds, whether `size` lies inside the measured range)."""
-        xs, ys = self.sizes, self.seconds
-        if size <= xs[0]:
-            return ys[0], size >= xs[0] or len(xs) > 1
-        if size >= xs[-1]:
-            return ys[-1] * size / xs[-1], size == xs[-1]
-        i = bisect.bisect_right(xs, size)
-        part = math.log(size / xs[i - 1]) / math.log(xs[i] / xs[i - 1])
-        return math.exp((1 - part) * math.log(ys[i - 1]) + part * math.log(ys[i])), True
-
-
-class Grid:
-    """Seconds per unit of work over a grid of shapes, multilinear in logarithms.
-
-    Corners too large to measure take the value of the nearest smaller measured shape: beyond the measured volume
-    the efficiency stays what it was (a GEMM's time per FLOP has flattened there).
-    """
-
-    def __init__(self, points: Iterable[tuple[tuple[int, ...], float]]) -> None:
-        self.values = {shape: math.log(value) for shape, value in points}
-        shapes = list(self.values)
-        self.axes = tuple(sorted({shape[i] for shape in shapes}) for i in range(len(shapes[0]))) if shapes else ()
-        self._filled: dict[tuple[int, ...], float] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.values)
-
-    def _corner(self, index: tuple[int, ...]) -> float:
-        known = self._filled.get(index)
-        if known is None:
-            shape = tuple(axis[i] for axis, i in zip(self.axes, index, strict=True))
-            known = self.values.get(shape)
-            if known is None:
-                known = self._nearest(shape)
-            self._filled[index] = known
-        return known
-
-    def _nearest(self, shape: tuple[int, ...]) -> float:
-        logs = [math.log(s) for s in shape]
-        return min(self.values.items(), key=lambda item: sum((math.log(s) - at) ** 2 for s, at in zip(item[0], logs, strict=True)))[1]
-
-    def at(self, shape: tuple[int, ...]) -> tuple[float, bool]:
-        """(seconds per unit, whether the shape lies between measured points)."""
-        cells: list[tuple[tuple[int, float], ...]] = []
-        inside = True
-        for axis, size in zip(self.axes, shape, strict=True):
-            i = bisect.bisect_right(axis, size)
-            if i == 0 or i == len(axis):
-                edge = max(0, i - 1)
-                cells.append(((edge, 1.0),))
-                inside &= axis[edge] == size
-                continue
-            part = math.log(size / axis[i - 1]) / math.log(axis[i] / axis[i - 1])
-            cells.append(((i - 1, 1 - part), (i, part)))
-        total = 0.0
-        for corner in product(*cells):
-            index = tuple(i for i, _ in corner)
-            weight = math.prod(w for _, w in corner)
-            if weight:
-                total += weight * self._corner(index)
-                inside &= tuple(axis[i] for axis, i in zip(self.axes, index, strict=True)) in self.values
-        return math.exp(total), inside

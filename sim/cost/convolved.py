@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from sim.cost.between import fitted, total
 from sim.cost.calibration import Sample
 from sim.cost.points import convolution_of, place_of
 from sim.work import BYTES, Conv
@@ -16,8 +17,6 @@ _SAME = 1e-4
 _POWER = 3.0
 """Of the distance by which a measured convolution weighs less. Far from all of them the nearest decide, not the mean of all: with each measured
 one left out in turn, 3 is off by 14 % in the median, 2 by the same, 4 by 16, 6 by 17."""
-_ROUNDS = 500
-"""Of the fit's coordinate descent: three terms that are not alike settle in some dozens."""
 
 
 class Convolutions:
@@ -32,39 +31,26 @@ class Convolutions:
     def __init__(self, rows: Sequence[Sample]) -> None:
         works = [convolution_of(s) for s in rows]
         self._dtype = works[0].dtype
-        self._rates = _fitted([[term / s.median for term in _terms(work)] for work, s in zip(works, rows, strict=True)])
+        self._rates = fitted([(_terms(work), s.median) for work, s in zip(works, rows, strict=True)])
         self._points = [(place_of(work), math.log(s.median / self._model(work))) for work, s in zip(works, rows, strict=True)]
 
     def at(self, work: Conv) -> tuple[float, bool]:
         """(seconds of one, whether it was measured). A `work` of another dtype is priced as one of the points'."""
         work = replace(work, dtype=self._dtype, repeat=1)
-        here, total, logs, nearest = place_of(work), 0.0, 0.0, math.inf
+        here, weights, logs, nearest = place_of(work), 0.0, 0.0, math.inf
         for place, off in self._points:
             distance = math.dist(here, place)
             nearest = min(nearest, distance)
             weight = 1.0 / (distance + _SAME) ** _POWER
-            total += weight
+            weights += weight
             logs += weight * off
-        return math.exp(logs / total) * self._model(work), nearest < _SAME
+        return math.exp(logs / weights) * self._model(work), nearest < _SAME
 
     def _model(self, work: Conv) -> float:
-        return sum(rate * term for rate, term in zip(self._rates, _terms(work), strict=True))
+        return total(self._rates, _terms(work))
 
 
 def _terms(work: Conv) -> tuple[float, float, float]:
     """FLOPs, bytes of weights, bytes of maps."""
     weights = work.c_out * work.c_in // work.groups * work.kh * work.kw * BYTES[work.dtype]
     return work.flops, weights, max(0.0, work.bytes - weights)
-
-
-def _fitted(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Factors, none below 0, with which each row's terms come nearest to 1 in the sum of squares."""
-    terms = range(len(rows[0]))
-    gram = [[sum(row[i] * row[j] for row in rows) for j in terms] for i in terms]
-    sums = [sum(row[i] for row in rows) for i in terms]
-    found = [0.0 for _ in terms]
-    for _ in range(_ROUNDS):
-        for i in terms:
-            others = sum(gram[i][j] * found[j] for j in terms if j != i)
-            found[i] = max(0.0, (sums[i] - others) / gram[i][i])
-    return found

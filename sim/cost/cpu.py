@@ -8,12 +8,12 @@ do the same, so they hold dispatch, caches and memory bandwidth as a training st
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from sim.cost.calibration import Calibration, Curve, Grid, Sample
+from sim.cost.between import Curve, Grid
+from sim.cost.calibration import Calibration, Sample
 from sim.cost.convolved import Convolutions
 from sim.cost.memory_bound import NARROW
-from sim.cost.points import attention_of
 from sim.cost.price import Cost, Source
 from sim.optimizers import OPTIMIZERS
 from sim.work import BYTES, LINE, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work, row_alignment
@@ -132,10 +132,10 @@ class Prices:
             m, n, k = s.shape
             products.setdefault((s.name, s.dtype, self._rows(Gemm(m, n, k, s.dtype, 1, s.name))), []).append(s)
         for key, rows in products.items():
-            self._gemm[key] = Grid((s.shape, s.median / (2.0 * math.prod(s.shape))) for s in rows)
+            self._gemm[key] = Grid(((s.shape, s.median) for s in rows), partial(_of_product, BYTES[key[1]]))
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("attention")}:
             rows = calibration.rows("attention", name, dtype)
-            self._attention[name, dtype] = Grid((s.shape[2:], s.median / attention_of(s).flops) for s in rows)
+            self._attention[name, dtype] = Grid(((s.shape[2:], s.median / math.prod(s.shape[:2])) for s in rows), _of_head)
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("memory")}:
             self._memory[name, dtype] = Curve((s.shape[0], s.median) for s in calibration.rows("memory", name, dtype))
         self._convolutions = {
@@ -182,8 +182,7 @@ class Prices:
         grid = next((self._gemm[key] for key in near if key in self._gemm), None)
         if grid is None:
             return self._assumed(work, dtype)
-        rate, inside = grid.at((work.m, work.n, work.k))
-        seconds = rate * 2.0 * work.m * work.n * work.k
+        seconds, inside = grid.at((work.m, work.n, work.k))
         if not inside:  # a product thinner than those measured is bound by its larger operand's bytes
             seconds = max(seconds, max(work.k * work.n, work.m * work.k) * BYTES[dtype] / (2.0 * self.calibration.copy_rate))
         # One call runs all products of a batch, so it pays for one dispatch.
@@ -242,10 +241,12 @@ class Prices:
         found = next((key for key in near if key in self._attention), None)
         if found is None:
             return self._assumed(work, work.dtype)
-        rate, inside = self._attention[found].at((max(1, round(math.sqrt(work.q * work.kv))), work.d))
+        seq = max(1, round(math.sqrt(work.q * work.kv)))
+        head, inside = self._attention[found].at((seq, work.d))
+        like = Attention(1, 1, 1, seq, seq, work.d, causal=found[0] in ("fwd", "bwd"), backward=work.backward)
         full = self.calibration.device == "cpu" or work.batch * work.heads * work.q >= _FULL
         plain = inside and full and work.q == work.kv and not work.window and found == own
-        return max(self.dispatch, rate * work.flops / work.repeat), "measured" if plain else "fitted"
+        return max(self.dispatch, head * work.flops / work.repeat / like.flops), "measured" if plain else "fitted"
 
     def _exact(self, dtype: str) -> str:
         """CPUs have no TF32."""
@@ -269,3 +270,15 @@ class Prices:
         m, n, k = (work.n, work.k, share) if work.role == "wgrad" else (share, work.n, work.k)
         seconds, source = self._product(Gemm(m, n, k, work.dtype, 1, work.role, work.accumulate, 1, work.into))
         return seconds * work.groups, "fitted" if source == "measured" else source
+
+
+def _of_product(size: float, shape: tuple[int, ...]) -> tuple[float, float]:
+    """FLOPs of a product, and bytes of its operands and of itself."""
+    m, n, k = shape
+    return 2.0 * m * n * k, (m * k + k * n + m * n) * size
+
+
+def _of_head(shape: tuple[int, ...]) -> tuple[float, float, float]:
+    """Products of one head's queries and keys, its rows' elements, itself."""
+    seq, d = shape
+    return float(seq * seq * d), float(seq * d), 1.0

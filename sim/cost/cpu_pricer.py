@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from sim.cost.calibration import Calibration, Curve
+from sim.cost.between import Curve
+from sim.cost.calibration import Calibration
 from sim.cost.collective.gloo import gloo_cost, over_hosts
 from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.cpu import cpu_cost, cpu_host_seconds

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.cost.calibration import SHAPES, VERSION, Calibration, Curve, Grid, Sample, load_calibration, save_calibration, show_calibration
+from sim.cost.between import Curve, Grid
+from sim.cost.calibration import SHAPES, VERSION, Calibration, Sample, load_calibration, save_calibration, show_calibration
 from sim.cost.cpu import cpu_cost, cpu_host_seconds, variant
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import BadInput
@@ -104,12 +105,25 @@ def test_curve_beyond_its_points() -> None:
     assert curve.at(200.0) == (4.0, False)  # in proportion to the bytes
 
 
+def area(shape: tuple[int, ...]) -> tuple[float, float]:
+    """A grid's terms: how large, and that it is one."""
+    return float(math.prod(shape)), 1.0
+
+
 def test_grid_is_exact_at_points_and_keeps_the_edge_beyond() -> None:
-    grid = Grid([((8, 8), 1.0), ((8, 64), 2.0), ((64, 8), 4.0)])
-    assert grid.at((8, 64))[0] == pytest.approx(2.0) and grid.at((8, 64))[1]
-    assert grid.at((8, 4096))[0] == pytest.approx(2.0) and not grid.at((8, 4096))[1]
-    assert grid.at((8, round(math.sqrt(8 * 64))))[0] == pytest.approx(math.sqrt(2), rel=0.05)
+    grid = Grid([((8, 8), 64.0), ((8, 64), 1024.0), ((64, 8), 2048.0)], area)
+    assert grid.at((8, 64)) == (pytest.approx(1024.0), True)
+    assert grid.at((8, 4096)) == (pytest.approx(64 * 1024.0), False)
+    between, inside = grid.at((8, 23))
+    assert 64.0 < between < 1024.0 and inside
     assert not grid.at((64, 64))[1]  # a corner that nobody measured
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 100.0), st.integers(2, 500), st.integers(2, 500))
+def test_grid_knows_what_is_a_sum_of_its_terms(each: float, call: float, height: int, width: int) -> None:
+    """Anywhere, also beyond the points."""
+    grid = Grid((((m, n), each * m * n + call + 1e-3) for m in (2, 64, 128) for n in (2, 128)), area)
+    assert grid.at((height, width))[0] == pytest.approx(each * height * width + call + 1e-3, rel=1e-3)
 
 
 WORKS: tuple[Work, ...] = (

@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 
+from sim.cost.between import fitted, total
 from sim.cost.calibration import Calibration, Sample
 from sim.cost.cpu import prices
 from sim.work import Attention, Conv, Gemm, Work
@@ -121,3 +122,23 @@ def test_between_convolutions_each_part_grows_by_itself(shape: tuple[int, ...]) 
 
     table = prices(calibration("cpu", *(("conv", "fwd", "fp32", point, seconds(conv(point, "fp32"))) for point in SMALL)))
     assert table.price(conv(shape, "fp32")) == (pytest.approx(seconds(conv(shape, "fp32")), rel=0.01), "fitted")
+
+
+@pytest.mark.parametrize("shape", [(24, 1500, 1500), (96, 640, 1440), (320, 320, 1280), (500, 100, 90)])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_between_products_flops_and_bytes_grow_by_themselves(shape: tuple[int, int, int], dtype: str) -> None:
+    def seconds(m: int, n: int, k: int) -> float:
+        work = Gemm(m, n, k, dtype)
+        return work.flops / 2e11 + work.bytes / 8e9
+
+    corners = [(m, n, k) for m in (8, 64, 1024) for n in (64, 1024, 4096) for k in (64, 1024, 4096)]
+    table = prices(calibration("cpu", *(("gemm", "fwd", dtype, at, seconds(*at)) for at in corners)))
+    assert table.price(Gemm(*shape, dtype)) == (pytest.approx(seconds(*shape), rel=0.01), "measured")
+
+
+def test_terms_find_their_rates() -> None:
+    """Also where one is not needed; what one row alone leaves open is the first one's."""
+    rows = [((1.0, 4.0, 2.0), 0.0), ((5.0, 1.0, 1.0), 0.0), ((2.0, 2.0, 9.0), 0.0), ((7.0, 3.0, 4.0), 0.0)]
+    for rates in ((2.0, 3.0, 0.5), (2.0, 0.0, 0.5), (0.0, 0.0, 1.0)):
+        assert fitted([(terms, total(rates, terms)) for terms, _ in rows]) == pytest.approx(rates, abs=1e-6)
+    assert fitted([((4.0, 8.0), 2.0)]) == pytest.approx((0.5, 0.0))
