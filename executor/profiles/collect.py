@@ -45,10 +45,12 @@ def named_parts(model: nn.Module) -> Iterator[None]:
     def leave(*_: object) -> None:
         open_ranges.pop().__exit__(None, None, None)
 
-    for block_name, block in model.named_children():
+    for block_name, child in model.named_children():
+        block = getattr(child, "_checkpoint_wrapped_module", child)  # of a layer that is run again in backward
         # What a block does outside its submodules (residual adds) is the block's own part.
         for name, module in [(f"{block_name}.residual", block), *((part_name(f"{block_name}.{n}"), m) for n, m in parts_of(block))]:
-            handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave)]
+            # Run again, a layer ends with an exception as soon as all that backward lacks is there.
+            handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave, always_call=True)]
     try:
         yield
     finally:

@@ -45,7 +45,7 @@ class HostThreads:
                 stack.pop()
             part = next((x.name[5:] for x in reversed(stack) if x.name.startswith("part:")), "")
             number = e.args.get("Sequence number")
-            if part and number is not None:
+            if part and number is not None and tid == self.threads[0]:  # autograd's threads, which run layers again, count for themselves
                 self.sequence[int(number)] = part  # the last: ops without a gradient bear the number of the next node
             if e.ts >= until and (whole := self._whole(e)):
                 until = e.end
@@ -74,7 +74,7 @@ class HostThreads:
         engine = next((x for x in reversed(stack) if x.name.startswith("autograd::engine")), None)
         if engine is not None:
             direction = "bwd"
-            part = self.sequence.get(int(engine.args.get("Sequence number", -1)), "")
+            part = part or self.sequence.get(int(engine.args.get("Sequence number", -1)), "")  # with a part of its own: it is run again
         cls = whole if whole != "op" else classify(e.name, part)
         if whole == "op" and moves_gradients(engine, part, e.name):
             cls, part = GRADIENTS, "gradients"

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from executor.players.communication import MESSAGES, Group, message_group, way
-from executor.profiles.collect import profiled, spans_of
+from executor.profiles.collect import named_parts, profiled, spans_of
 from executor.profiles.event import Event
+from executor.training.models.build import model_for
+from executor.training.parallelize import recompute
+from sim.files.planfile import load_plan
+from sim.framework.chosen import framework_of
+from sim.setting.bind import model_of
 
 MAIN, ENGINE, STREAM = 100, 200, 7
 
@@ -161,3 +166,36 @@ def test_a_thread_that_waits_for_a_message_runs_no_python() -> None:
     assert sum(span.seconds for span in spans if span.cls == "host") == pytest.approx(200e-6, rel=0.01), (
         "before the first op, and at the end"
     )
+
+
+def test_a_layer_that_is_run_again_has_its_parts_and_ends() -> None:
+    """Its forward in backward breaks off once nothing is lacking: ranges that stayed open made backward of all that came later."""
+    torch.manual_seed(0)
+    tree = {"family": "decoder", "name": "two", "layers": 2, "hidden": 32, "heads": 2, "vocab": 64}
+    plan = load_plan({"model": tree, "seq_len": 16, "memory": {"recompute": "full"}})
+    model, ids, events = model_for(model_of(plan), framework_of(plan), 16), torch.ones(1, 16, dtype=torch.int64), list[Event]()
+    recompute(model, plan)
+    with named_parts(model), profiled(False, events):
+        for number in range(2):
+            with torch.profiler.record_function(f"step:{number}"):
+                model(ids).sum().backward()
+    spans = [span for span in spans_of(events, 0) if span.step == 1]
+    linears = [span.id.partition("#")[0].partition("/s1/")[2] for span in spans if span.name == "aten::linear"]
+    parts = [f"L{layer}.{part}" for layer in (0, 1) for part in ("attn.qkv", "attn.proj", "mlp.up", "mlp.down")]
+    assert sorted(set(linears)) == sorted([*(f"{way}/{part}" for way in ("fwd", "bwd") for part in parts), "fwd/head.logits"])
+
+
+def test_autograds_thread_numbers_what_it_runs_again_by_itself() -> None:
+    """Sequence numbers are counted by thread: what bears the same one as the training thread's linear is not that linear."""
+    events = [
+        _cpu("step:0", 0, 100, cat="user_annotation"),
+        _cpu("part:L0.mlp.up", 10, 20, cat="user_annotation"),
+        _cpu("aten::linear", 11, 10, **{"Sequence number": 5}),
+        _cpu("autograd::engine::evaluate_function: MulBackward0", 40, 20, tid=ENGINE, **{"Sequence number": 9}),
+        _cpu("part:L1.attn.core", 41, 8, tid=ENGINE, cat="user_annotation"),
+        _cpu("aten::scaled_dot_product_attention", 42, 6, tid=ENGINE, **{"Sequence number": 5}),
+        _cpu("autograd::engine::evaluate_function: AddmmBackward0", 62, 10, tid=ENGINE, **{"Sequence number": 5}),
+        _cpu("aten::mm", 63, 5, tid=ENGINE),
+    ]
+    spans = {span.name: span.id for span in spans_of(events, 0, cuda=True)}
+    assert "/bwd/L1.attn.core" in spans["aten::scaled_dot_product_attention"] and "/bwd/L0.mlp.up" in spans["aten::mm"]
