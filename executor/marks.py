@@ -85,7 +85,7 @@ def _hooks(module: nn.Module, op: str) -> list[RemovableHandle]:
 
     return [
         module.register_forward_pre_hook(enter("fwd")),
-        module.register_forward_hook(leave),
+        module.register_forward_hook(leave, always_call=True),  # activation checkpointing breaks a forward off by an exception
         module.register_full_backward_pre_hook(enter("bwd")),
         module.register_full_backward_hook(leave),
     ]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 from executor.marks import marked, op_name
 
@@ -45,3 +49,16 @@ def test_ranges_are_recorded_and_hooks_removed() -> None:
     assert sorted(found) == sorted(f"op:{phase}/L0.{part}" for phase in ("fwd", "bwd") for part in ("norm1", "mlp.up", "mlp.down"))
     assert not layer.ln_1._forward_pre_hooks
     assert not layer.ln_1._backward_hooks
+
+
+def test_a_range_ends_where_checkpointing_breaks_a_layer_off(tmp_path: Path) -> None:
+    model = nn.Sequential()
+    model.add_module("h", nn.ModuleList([_Layer()]))
+    with profile(activities=[ProfilerActivity.CPU]) as session, marked(model):
+        checkpoint(model.h[0], torch.ones(2, 8, requires_grad=True), use_reentrant=False).sum().backward()
+        with torch.profiler.record_function("later"):
+            torch.ones(1)
+    session.export_chrome_trace(str(tmp_path / "trace.json"))
+    found = json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]
+    begins, ends = ({one["name"]: one["ts"] + share * one["dur"] for one in found if one["ph"] == "X"} for share in (0, 1))
+    assert ends["op:bwd/L0.mlp.down"] <= begins["later"], "it is run again inside of its backward, whose range took the end of the other"
