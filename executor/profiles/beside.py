@@ -45,7 +45,7 @@ def _launches(events: list[Event]) -> dict[object, Event]:
 
 def kernels(events: list[Event], rank: int, host: HostThreads, comm: str) -> list[Span]:
     """Device kernels and copies, each under the part that launched it. Threads beside the host's that launch are gloo's."""
-    launches, found = _launches(events), []
+    launches, found, gloo = _launches(events), [], any(e.name.startswith("gloo:") for e in events)
     for e in events:
         if e.cat not in ("kernel", "gpu_memcpy", "gpu_memset"):
             continue
@@ -54,7 +54,7 @@ def kernels(events: list[Event], rank: int, host: HostThreads, comm: str) -> lis
         step = host.step(launch.ts if launch else e.ts)
         if step is None:
             continue
-        kind, cls = kernel_kind(e, part, cls if launch is None or launch.tid in host.threads else GRADIENTS, comm)
+        kind, cls = kernel_kind(e, part, cls if launch is None or launch.tid in host.threads else GRADIENTS, comm, gloo)
         lane = "comm" if kind == "collective" else f"stream.{e.args.get('stream', 0)}"
         found.append(Span(rank, lane, host.name(step, direction, f"{part}/k"), e.ts * 1e-6, e.end * 1e-6, kind, cls, step, name=e.name))
     return found

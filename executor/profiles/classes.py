@@ -70,18 +70,19 @@ def moves_gradients(engine: Event | None, part: str, op: str) -> bool:
     """Ops between autograd and communication: copies of DDP's buckets and FSDP2's units, sums over micro-batches."""
     if op in _FSDP:
         return True
-    if engine is not None:
-        return "AccumulateGrad" in engine.name
+    if engine is not None:  # the second: of FSDP2, behind a unit's last gradient
+        return "AccumulateGrad" in engine.name or "RegisterPostBackward" in engine.name
     return not part and op in ("aten::copy_", "aten::mul_", "aten::div_", "aten::mul", "aten::div")
 
 
-def kernel_kind(e: Event, part: str, cls: str, comm: str) -> tuple[str, str]:
+def kernel_kind(e: Event, part: str, cls: str, comm: str, gloo: bool) -> tuple[str, str]:
     """(kind, class) of what ran on the device. Copies inside the device are kernels like others; those to the host and back are of a batch, of output,
-    or of gradients that gloo sums on the host (ProcessGroupGloo's collectives of device tensors)."""
+    or of gradients that gloo sums on the host (ProcessGroupGloo's collectives of device tensors). Without `gloo`, what FSDP2's copying kernels read
+    their addresses from (pack_vecs, aten/src/ATen/native/cuda/TensorShape.cu) is a part of them."""
     if "nccl" in e.name.lower():
         return "collective", comm
     if cls == GRADIENTS and e.cat == "gpu_memcpy" and ("HtoD" in e.name or "DtoH" in e.name):
-        return "copy", comm
+        return ("copy", comm) if gloo else ("compute", cls)
     if e.cat == "gpu_memcpy" and "HtoD" in e.name:
         return "copy", "data"
     if e.cat == "gpu_memcpy" and "DtoH" in e.name:

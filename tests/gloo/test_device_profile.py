@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from executor.players.communication import MESSAGES, Group, message_group, way
+from executor.profiles.classes import GRADIENTS
 from executor.profiles.collect import named_parts, profiled, spans_of
 from executor.profiles.event import Event
 from executor.training.models.build import model_for
@@ -93,6 +94,23 @@ def test_gradients_that_gloo_sums_on_the_host_are_no_batch_and_no_output() -> No
     assert spans["all_reduce"].start == pytest.approx(copied.end) and spans["all_reduce"].seconds == pytest.approx(5e-6), (
         "not the copy again"
     )
+
+
+def test_what_fsdp2_copies_its_addresses_with_is_no_communication() -> None:
+    """A gather's result is handed out by one kernel, for which torch copies addresses and sizes to the device; NCCL needs no copy."""
+    events = [
+        *_step(),
+        _cpu("aten::split_with_sizes_copy", 31, 4),
+        *_launched("Memcpy HtoD (Pinned -> Device) addresses", 32, 77, 1, 8, cat="gpu_memcpy"),
+        *_launched("split_with_sizes_copy_out_contiguous_no_cast_kernel", 34, 78, 2, 9),
+        _cpu("autograd::engine::evaluate_function: RegisterPostBackwardFunctionBackward", 62, 6, tid=ENGINE),
+        _cpu("aten::copy_", 63, 3, tid=ENGINE),
+        *_launched("Memcpy DtoD (Device -> Device) of a group of one", 64, 95, 3, 10, tid=ENGINE, cat="gpu_memcpy"),
+    ]
+    spans = {span.name: span for span in spans_of(events, 0, "comm.fsdp")}
+    for name in ("HtoD (Pinned -> Device) addresses", "DtoD (Device -> Device) of a group of one"):
+        assert (spans[f"Memcpy {name}"].kind, spans[f"Memcpy {name}"].cls) == ("compute", GRADIENTS)
+    assert spans["split_with_sizes_copy_out_contiguous_no_cast_kernel"].cls == GRADIENTS
 
 
 def test_each_sum_begins_where_its_own_copy_has_come() -> None:
