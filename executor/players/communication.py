@@ -45,7 +45,7 @@ def way(source: int, target: int) -> str:
 
 def _in_order() -> str | None:
     """The backend of a lane's group; None: the world's own, where that runs collectives in their order (NCCL)."""
-    if "gloo" not in dist.get_backend():
+    if "nccl" in dist.get_backend():  # of GPUs' ranks "cpu:gloo,cuda:nccl", as they have joined
         return None
     _register()
     return ORDERED

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from executor.players import streams
-from executor.players.communication import connect, make_groups, pairs, way
+from executor.players.communication import ORDERED, _in_order, connect, make_groups, pairs, way
 from executor.players.feeder import Crossing
+from executor.ranks.world import NCCL
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.lower.step import lower
@@ -79,8 +80,14 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Callable[[Program, int], Any]:
 
     def made(program: Program, rank: int) -> Any:
         asked: list[tuple[int, ...]] = []
-        monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-        monkeypatch.setattr(dist, "new_group", lambda ranks, backend=None: (asked.append(tuple(ranks)), (tuple(ranks), len(asked)))[1])
+
+        def new_group(ranks: list[int], backend: str | None = None) -> Any:
+            assert backend is None, "the world's own, which is NCCL on devices"
+            asked.append(tuple(ranks))
+            return tuple(ranks), len(asked)
+
+        monkeypatch.setattr(dist, "get_backend", lambda: NCCL)
+        monkeypatch.setattr(dist, "new_group", new_group)
         return make_groups(program, rank, apart=True), asked
 
     return made
@@ -115,6 +122,16 @@ def test_each_way_of_each_pair_has_a_group_of_its_own(name: str, groups: Any) ->
         assert ends[0] == ends[1] and ends[0][1] == (source, target) and ends[0][0][0] == (source, target)
     named = [key for found, _ in both for key, (handle, ranks) in found.items() if handle is not None and key[0].startswith("messages")]
     assert len(named) == 2 * len(pairs(program)), "each has its two ends, and there are no others"
+
+
+def test_torch_names_a_world_by_all_of_its_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `groups` takes it: ranks of GPUs that asked for the name of gloo found it, and played their collectives by way of the host."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("cpu:gloo,cuda:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.get_backend() == "cpu:gloo,cuda:gloo" and _in_order() == ORDERED
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_ring_that_is_not_connected_would_wait_for_ever() -> None:
