@@ -77,8 +77,9 @@ def profiled(cuda: bool, into: list[Event]) -> Iterator[None]:
 def spans_of(events: list[Event], rank: int, comm: str = "comm", cuda: bool = False) -> list[Span]:
     """Spans of one rank, seconds of the profiler's clock (the caller shifts all ranks together). `comm`: class of its collectives; `cuda`: it
     launches, whether or not the profiler saw a kernel."""
-    # A device's copy of the same range is a "gpu_user_annotation": it begins later than the launches that belong to it.
-    steps = sorted((e for e in events if e.name.startswith("step:") and e.cat == "user_annotation"), key=lambda e: e.ts)
+    # A device's copy of a range, a step's or gloo's: it begins later than the launches that belong to it, and is no other.
+    events = [e for e in events if e.cat != "gpu_user_annotation"]
+    steps = sorted((e for e in events if e.name.startswith("step:")), key=lambda e: e.ts)
     if not steps:
         return []
     main, device = steps[0].tid, cuda or any(e.cat == "kernel" for e in events)
