@@ -138,16 +138,17 @@ def marked(model: nn.Module, **options: Any) -> AbstractContextManager[None]:
 def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: str, file: str | Path | None = None, *, workers: int = 1,
           backend: str = "", address: str = "", prices: dict[str, float] | None = None, every: str = "", edits: tuple[str, ...] = (),
           say: Callable[[str], None] | None = None) -> Sweep:  # fmt: skip
-    """Every plan of `"tp=1,2,4 pp=1..8 gpus=64"`, `{"tp": [1, 2, 4]}`, or of all sensible ones on so many GPUs. Results are kept in `file`
+    """Every plan of `"tp=1,2,4 pp=1..8 gpus=64"`, `{"tp": [1, 2, 4]}`, or of all sensible ones on so many GPUs (`512`, `"auto=512 nic.rate=200
+    Gbit/s,400 Gbit/s"`). Results are kept in `file`
     (SQLite) and gone on with. `prices`: money per GPU-hour by machine; `every`: also what cannot be better, "short" or "whole"; `workers` processes,
     or joblib's `backend` at `address`; `say` is told how far it is. Raises `BadInput`."""
     from sim.files.planfile import read_plan
-    from sim.planning.sweeps.auto import auto_space
+    from sim.planning.sweeps.auto import expanded
     from sim.planning.sweeps.space import parse_space
     from sim.planning.sweeps.sweep import sweep as find
 
     base = read_plan(plan)
-    points = auto_space(base, on, space, edits) if isinstance(space, int) else parse_space(space)
+    points = expanded(base, parse_space({"auto": [space]} if isinstance(space, int) else space), on, edits)
     path = Path(file) if file is not None else None
     return _shown(
         find(base, points, on, path, workers=workers, backend=backend, address=address, prices=prices, every=every, edits=edits, say=say)

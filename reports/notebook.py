@@ -188,7 +188,7 @@ def _breakdown(found: Prediction) -> tuple[dict[str, float]]:
 
 
 def _ranked(found: Sweep) -> list[Any]:
-    return sorted(found.feasible, key=lambda row: row.effort)
+    return found.ranked
 
 
 _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] = {

@@ -31,6 +31,18 @@ from topologies.table import positive
 from topologies.units import duration, rate
 
 Edit = Callable[[Cluster, str, str], Cluster]
+SECTIONS = ("link", "gpu", "cpu", "nic", "disk", "store", "fabric")
+"""First words of keys with a dot."""
+
+
+def is_edit(key: str) -> bool:
+    """Whether a key is one of a machine, and none of a plan."""
+    return key in _EDITS or key.partition(".")[0] in SECTIONS
+
+
+def keys() -> tuple[str, ...]:
+    """Sections of keys with a dot, and keys without."""
+    return tuple(dict.fromkeys((*SECTIONS, *_EDITS)))
 
 
 def apply(cluster: Cluster, edits: tuple[str, ...]) -> Cluster:

@@ -41,28 +41,12 @@ Fail = Annotated[list[str] | None, typer.Option("--fail", help="What if this fai
 Without = Annotated[list[str] | None, typer.Option("--without", help="What if there were none: nvswitch, nvlink, nic, p2p")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
 Report = Annotated[Path | None, typer.Option("--report", help="Write a self-contained HTML page here")]
-Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices per GPU-hour by machine")]
+Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices per GPU-hour by machine, and what changes of one add")]
 Calibrated = Annotated[Path | None, typer.Option("--calibration", help="A file that `steptwin probe` wrote on the machine of --on")]
 Steps = Annotated[
     int, typer.Option("--steps", help="Optimizer steps to measure; play rounds up to whole passes through its program", min=1)
 ]
 Workers = Annotated[int, typer.Option("--workers", help="Processes of this machine that share the work")]
-
-_MACHINE = ("link", "gpu", "cpu", "nic", "disk", "store", "fabric")
-_KEYS = (
-    "oversubscription",
-    "rails",
-    "pod",
-    "spines",
-    "block",
-    "core_oversubscription",
-    "ranks_per_node",
-    "order",
-    "slow",
-    "p2p",
-    "fail",
-    "without",
-)
 
 
 class Desk(Protocol):
@@ -82,18 +66,21 @@ def split(
     sets: list[str] | None, fail: list[str] | None = None, without: list[str] | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(overrides of the plan, edits of the machine): `--set` takes both, told apart by their first word."""
+    from topologies.edits import is_edit
+
     plan: list[str] = []
     machine: list[str] = []
     for one in sets or ():
-        key = one.partition("=")[0].strip()
-        (machine if key.partition(".")[0] in _MACHINE or key in _KEYS else plan).append(one)
+        (machine if is_edit(one.partition("=")[0].strip()) else plan).append(one)
     machine += [f"fail={what}" for what in fail or ()] + [f"without={what}" for what in without or ()]
     return tuple(plan), tuple(machine)
 
 
 def of_machine(sets: list[str] | None, fail: list[str] | None = None, without: list[str] | None = None) -> tuple[str, ...]:
     """Edits of the machine, for a verb without a plan. Raises `BadInput` for a `--set` that is no key of a machine."""
+    from topologies.edits import keys
+
     plan, machine = split(sets, fail, without)
     if plan:
-        raise BadInput(f"--set {plan[0]} is no key of a machine, and there is no plan here. Keys: {', '.join((*_MACHINE, *_KEYS))}")
+        raise BadInput(f"--set {plan[0]} is no key of a machine, and there is no plan here. Keys: {', '.join(keys())}")
     return machine

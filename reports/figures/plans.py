@@ -13,7 +13,7 @@ from reports.figures.coordinates import per_gpu
 from reports.figures.palette import WORDS, colour
 from reports.page import no_narrower
 from reports.words import clock, safe, seconds, short
-from sim.planning.sweeps.front import trained
+from sim.planning.sweeps.front import kind
 from sim.planning.sweeps.space import settings_of
 from sim.planning.sweeps.store import Row
 from sim.planning.sweeps.tables import unit_of
@@ -72,8 +72,8 @@ def pareto_figure(ranked: Sequence[Row], front: Sequence[Row]) -> go.Figure:
         title = {"text": f"cost per<br>million {unit_of(shown)}"}
         marker |= {"color": [row.cost for row in shown], "colorscale": _SCALE, "colorbar": {"title": title, "thickness": 12}}
     figure = go.Figure(_points(shown, "plans that fit", "markers", marker))
-    for at, same in enumerate(dict.fromkeys(map(trained, front))):  # a line for each model and length of sequences
-        edge = sorted((row for row in front if trained(row) == same), key=lambda row: row.memory or 0)
+    for at, same in enumerate(dict.fromkeys(map(kind, front))):  # a line for each machine, model and length of sequences
+        edge = sorted((row for row in front if kind(row) == same), key=lambda row: row.memory or 0)
         line = _points(edge, "nothing beats these", "lines+markers", {"size": 10, "color": "#0072B2", "symbol": "diamond"})
         look = {"color": "#0072B2", "width": 1.5, "shape": "linear" if cost else "hv"}
         figure.add_trace(line.update(line=look, showlegend=not at, legendgroup="front"))

@@ -12,7 +12,7 @@ from reports.words import count, gib, seconds, short
 from sim.planning.sweeps.space import settings_of
 from sim.planning.sweeps.store import Row
 from sim.planning.sweeps.sweep import Sweep, by_reason
-from sim.planning.sweeps.tables import unit_of
+from sim.planning.sweeps.tables import split_of, unit_of
 
 _MOST_ROWS = 15
 _MEANINGS = (
@@ -26,26 +26,30 @@ _MEANINGS = (
     ),
     (
         "nothing beats it",
-        "no other plan that trains the same is at least as good in time, memory and cost, and better in one of them (the Pareto front)",
+        "no other plan that trains the same on as many GPUs of the same machine is at least as good in time, memory and cost, and better in one of them (the Pareto front)",
     ),
     ("not simulated", "its lower bound of the step is no better than what another plan reaches with no more memory or money"),
 )
 
 
 _BEST = (
-    "Best: most model FLOPs per second and GPU, among the plans that fit; of plans that train the same, most samples per second and GPU."
+    "Best: most model FLOPs per second and GPU, or for their money where prices are known, among the plans that fit; of plans that train the same "
+    "on one machine, most samples per second and GPU."
 )
 
 
 def sweep_page(title: str, found: Sweep) -> str:
     """The file's text. `found`: what `sim.planning.sweeps.sweep.sweep` returns; it holds at least one plan that fits."""
-    ranked = sorted(found.feasible, key=lambda row: row.effort)
+    ranked = found.ranked
     tried = sum(found.counts.values())
     page = Page(title, f"{tried:,} plans: {_outcomes(found.counts)}.")
     page.cards(_cards(ranked, found.front))
     page.section("The best beside the runner-up", _BEST)
     page.table(("", "best", "runner-up"), _beside(ranked))
     page.figure(breakdowns(ranked[:5]))
+    if len(found.by_machine) > 1:
+        page.section("The best on each machine", "And on each number of its GPUs; the best of all first.")
+        page.table(*_machines(found.by_machine))
     page.section("Time, memory and cost" if any(row.cost for row in ranked) else "Time and memory",
                  "Each point is a plan that fits. No other plan beats those on the line in everything; hover for the plan.")  # fmt: skip
     page.figure(pareto_figure(ranked, found.front))
@@ -93,6 +97,13 @@ def _cards(ranked: Sequence[Row], front: Sequence[Row]) -> list[Card]:
     if len(ranked) > 1:
         cards.append((f"{ranked[-1].effort / best.effort:.2f} x", "best over worst that fits", f"{len(front)} plans that nothing beats"))
     return cards
+
+
+def _machines(best: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of the table of machines."""
+    figures = _FIGURES if any(row.cost for row in best) else _FIGURES[:-1]
+    head = ("machine", "plan", *(f"{name} {unit_of(best)}" if name.startswith("cost") else name for name, _ in figures))
+    return head, [(row.machine, split_of(row), *(show(row) for _, show in figures)) for row in best]
 
 
 def _beside(ranked: Sequence[Row]) -> list[tuple[str, str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from topologies.verbs import AsJson, Desk, Fail, On, Prices, Report, Sets, Witho
 if TYPE_CHECKING:
     from sim.planning.capacity.goodput import Reliability
     from sim.planning.explain.explanation import Explanation
-    from sim.planning.sweeps.sweep import Sweep
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -34,12 +32,14 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def sweep(
         plan: PlanName,
-        space: Annotated[str, typer.Argument(help='Values by key: "tp=1,2,4 pp=1..8 gpus=64 micro=1,2"')] = "",
+        space: Annotated[
+            str, typer.Argument(help='Values by key, of plan and machine: "tp=1,2,4 pp=1..8 gpus=64 oversubscription=1,2"')
+        ] = "",
         on: On = "dgx-h100",
         set_: Sets = None,
         fail: Fail = None,
         without: Without = None,
-        auto: Annotated[int | None, typer.Option("--auto", help="All sensible plans on so many GPUs, in place of a space")] = None,
+        auto: Annotated[int | None, typer.Option("--auto", help="All sensible plans on so many GPUs; a space beside it says more")] = None,
         trials: Annotated[
             int | None, typer.Option("--trials", help="Look at so many plans of the space, chosen by optuna, not at all")
         ] = None,
@@ -60,80 +60,33 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         """Every plan of a space: memory, bounds, then simulation; resumes where it was.  Example: steptwin sweep llama3-8b-fsdp8 --auto 16 --on "2x dgx-h100\""""
         from sim.files.planfile import read_plan
         from sim.planning.capacity.capacity import load_prices
-        from sim.planning.sweeps.auto import auto_space
+        from sim.planning.sweeps.auto import expanded
         from sim.planning.sweeps.space import parse_space
         from sim.planning.sweeps.sweep import sweep as run
+        from sim.planning.sweeps.told import again_by, batch, tell
 
         overrides, edits = split(set_, fail, without)
         base = read_plan(plan, overrides)  # its points are checked: they may split another way
-        if bool(space) == (auto is not None):
-            raise BadInput('give a space ("tp=1,2,4 pp=1..8 gpus=64") or --auto GPUS, one of the two')
+        if not space and auto is None:
+            raise BadInput('give a space ("tp=1,2,4 pp=1..8 gpus=64") or --auto GPUS, or both')
         if every and trials is not None:
             raise BadInput("--every simulates all plans, --trials some of them: one of the two")
-        points = auto_space(base, on, auto, edits) if auto is not None else parse_space(space)
-        money = load_prices(prices) if prices else None
-        spread: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "prices": money, "say": _say(desk)}
-        spread["edits"] = edits
+        points = expanded(base, written := parse_space(space if auto is None else f"{space} auto={auto}"), on, edits)
+        how: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "edits": edits, "say": _say(desk)}
+        how["prices"] = load_prices(prices) if prices else None
         if trials is None:
-            found = run(base, points, on, out, every=every, **spread)
+            found = run(base, points, on, out, every=every, **how)
         else:
             from sim.planning.sweeps.search import search
 
-            found = search(base, points, on, out, trials=trials, seed=seed, **spread)
-        _swept(desk, found, edits, money is not None, as_json)
-        if not as_json and (again := _again(plan, overrides, edits, found)):
+            found = search(base, points, on, out, trials=trials, seed=seed, **how)
+        tell(desk, found, edits, batch(base, written, found), as_json)
+        if not as_json and (again := again_by(plan, overrides, edits, found)):
             desk.say(f"the best plan: {again}")
         if failed := found.failure:
             desk.say(f"{found.counts['failed']} plans failed, a fault of StepTwin: please report {failed.key} ({failed.reason})")
         if report:
             desk.say(f"report: {desk.page('sweep', report, plan, found)}")
-
-
-def _swept(desk: Desk, found: Sweep, edits: tuple[str, ...], priced: bool, as_json: bool) -> None:
-    """The best plans, what became of the others, and points that are none."""
-    from sim.planning.sweeps.tables import said_row
-
-    refusals = [{"plans": count, "such_as": reason} for count, reason in found.refusals]
-    told: dict[str, Any] = {"counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}
-    if as_json:
-        told |= {"front": [said_row(row) for row in found.front], "refusals": refusals}
-    elif edits:
-        told = {"machine changed by": ", ".join(edits)} | told
-    desk.show(_ranked(found, as_json, priced) | told, as_json, "sweep")
-    if refusals and not as_json:
-        desk.show({"rows": refusals[:3]}, False, "points that are no plan")
-
-
-def _again(source: str, overrides: tuple[str, ...], edits: tuple[str, ...], found: Sweep) -> str:
-    """The call that predicts the best plan, with what `gpus` left to data parallelism; empty where keys alone do not make it of `source`."""
-    from sim.files.planfile import load_plan
-    from sim.planning.sweeps.space import settings_of
-
-    if found.best is None:
-        return ""
-    made, varied = found.plan(found.best), settings_of(found.best.key)
-    words = [*overrides, *(f"{key}={value}" for key, value in varied.items() if key not in ("gpus", "on"))]
-    if "gpus" in varied:
-        words += [f"parallel.{axis}={getattr(made.parallel, axis)}" for axis in ("dp_replicate", "dp_shard")]
-    try:
-        same = load_plan(source, tuple(words)) == made
-    except BadInput:
-        return ""
-    sets = [word for one in (*words, *edits) for word in ("--set", one)]
-    return shlex.join(["steptwin", "predict", source, "--on", found.best.on, *sets]) if same else ""
-
-
-def _ranked(found: Sweep, all_: bool, priced: bool) -> dict[str, Any]:
-    """Plans that fit, the best first: `all_` with all that is known, or a few for a terminal, which says so."""
-    from sim.planning.sweeps.tables import MOST, said_row, unit_of
-
-    rows = [said_row(row) for row in sorted(found.feasible, key=lambda row: row.effort)]
-    if all_:
-        return {"rows": rows}
-    columns = {"key": "key", "step_time_s": "step_time_s", "mfu": "mfu", "memory": "memory_bytes", "gpus": "gpus"}
-    columns |= {f"cost/M {unit_of(found.feasible)}": "cost"} if priced else {}
-    shown = {"rows": [{name: row[at] for name, at in columns.items()} for row in rows[:MOST]]}
-    return shown | ({"shown": f"the best {MOST} of {len(rows):,} simulated; --json and the file have all"} if len(rows) > MOST else {})
 
 
 def _explain(app: typer.Typer, desk: Desk) -> None:

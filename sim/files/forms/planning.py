@@ -68,10 +68,12 @@ class Refusal(Said, frozen=True, kw_only=True):
 
 
 class Sweep(Said, frozen=True, kw_only=True):
-    """`steptwin sweep --json`: plans that run, most model FLOPs per GPU and second first, those that no other beats, and why points are no plans."""
+    """`steptwin sweep --json`: plans that run, most model FLOPs per GPU and second first (with prices: for their money), those that no other of their
+    machine beats, the best of each machine and number of GPUs, and why points are no plans."""
 
     rows: list[SweepRow]
     front: list[SweepRow]
+    by_machine: list[SweepRow]
     refusals: list[Refusal]
     counts: dict[str, int]
     best: str

@@ -120,22 +120,33 @@ def amount(tokens: float | None = None, epochs: float | None = None, dataset: fl
 
 
 def load_prices(path: Path) -> dict[str, float]:
-    """Money per GPU-hour by machine, from TOML: `dgx-h100 = 2.5`; a file of one's own goes by the `name` in it. Raises `BadInput`."""
+    """Money per GPU-hour by machine, from TOML: `dgx-h100 = 2.5`; a file of one's own goes by the `name` in it. `"oversubscription=2" = -0.2` is what
+    a change of the machine adds. Raises `BadInput`."""
     table = read_toml(path, "price file")
     prices = table.get("per_gpu_hour", table)
     if not isinstance(prices, dict):
         raise BadInput(f"price file {path}: per_gpu_hour must be a table of prices by machine")
     for name, price in prices.items():
-        if isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 <= price < 1e12:
+        if isinstance(price, bool) or not isinstance(price, (int, float)) or not (-1e12 if "=" in name else 0) <= price < 1e12:
             raise BadInput(f"price file {path}: {name} = {str(price)[:40]} is no price per GPU-hour (a number that is not negative)")
     return {name: float(price) for name, price in prices.items()}
 
 
-def price_of(prices: dict[str, float], on: str, gpus: int = 0) -> float:
-    """Money per GPU-hour on `on`: the mean over its first `gpus` GPUs (0: all), where it mixes machines.
+def price_of(prices: dict[str, float], on: str, gpus: int = 0, edits: tuple[str, ...] = ()) -> float:
+    """Money per GPU-hour on `on`: the mean over its first `gpus` GPUs (0: all), where it mixes machines, with what prices say that `edits` add.
 
-    Raises `BadInput` where the prices lack one of them.
+    Raises `BadInput` where the prices lack one of the machines or what other GPUs add, and where it all costs less than nothing.
     """
+    for edit in edits:
+        if edit.partition("=")[0].strip() == "gpu" and edit not in prices:
+            raise BadInput(f'no price for {edit}: say what it adds to a GPU-hour of {on}, e.g. "{edit}" = 0.8')
+    found = _machines_price(prices, on, gpus) + sum(prices.get(edit, 0.0) for edit in edits)
+    if found < 0:
+        raise BadInput(f"a GPU-hour of {on} with {', '.join(edits)} would cost {found:.4g}")
+    return found
+
+
+def _machines_price(prices: dict[str, float], on: str, gpus: int) -> float:
     terms = parse(on)
     named = {term.name: _priced(term.name, prices) for term in terms}
     missing = [name for name in named.values() if name not in prices]
@@ -198,7 +209,7 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
         checkpoint_interval_s=interval,
         gpu_hours=run.elapsed / 3600 * plan.world,
         energy_j=_energy(setting.topology, run, plan.world),
-        money=_money(prices, on.name if isinstance(on, Topology) else on, run.elapsed / 3600, plan.world, how, setting.topology),
+        money=_money(prices, on.name if isinstance(on, Topology) else on, run.elapsed / 3600, plan.world, how, setting.topology, edits),
         fits=fit is None,
     )
 
@@ -263,7 +274,9 @@ def _energy(topology: Topology, run: Outcome, gpus: int) -> float | None:
     return power * (UTILISATION * (run.elapsed - run.down + HOST_POWER * run.elapsed) + IDLE * run.down)
 
 
-def _money(prices: dict[str, float] | None, on: str, hours: float, gpus: int, how: Reliability, topology: Topology) -> float | None:
+def _money(
+    prices: dict[str, float] | None, on: str, hours: float, gpus: int, how: Reliability, topology: Topology, edits: tuple[str, ...]
+) -> float | None:
     """Nodes that stand by are paid for as those that work, all the time; without a number of them there is no saying how many."""
     paid = gpus + (how.spares or 0) * topology.ranks_per_node
-    return None if prices is None else price_of(prices, on, gpus) * hours * paid
+    return None if prices is None else price_of(prices, on, gpus, edits) * hours * paid

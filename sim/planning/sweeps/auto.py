@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from sim.files.planfile import SHORT
 from sim.plan import Plan
 from sim.setting.bind import model_of
 from topologies.errors import BadInput
@@ -13,6 +14,19 @@ _DEEPEST = 64
 """Stages of a pipeline that are tried."""
 _UNEVEN = 1.1
 """Layers of the fullest stage over the mean, at most: 126 layers on 16 stages are 8 against 7.9."""
+
+
+def expanded(plan: Plan, space: dict[str, tuple[str, ...]], on: str, edits: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
+    """The space with all sensible plans in place of its `auto`; what it says of a key itself holds. Raises `BadInput`."""
+    gpus = space.get("auto")
+    if gpus is None:
+        return space
+    if "gpus" in space or len(gpus) > 1 or not gpus[0].isdecimal():
+        raise BadInput(f"auto = {','.join(gpus)}: one number of GPUs, in place of gpus")
+    said = {SHORT.get(key, key) for key in space}
+    found = auto_space(plan, space.get("on", (on,))[0], int(gpus[0]), edits)
+    own = {key: values for key, values in space.items() if key != "auto"}
+    return {key: values for key, values in found.items() if SHORT.get(key, key) not in said} | own
 
 
 def auto_space(plan: Plan, on: str, gpus: int, edits: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:

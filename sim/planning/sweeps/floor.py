@@ -14,6 +14,7 @@ from sim.framework.framework import Framework
 from sim.lower.optimizer.owned import copy_width, moment_width, states
 from sim.model import Shape, describe
 from sim.plan import Plan
+from sim.planning.sweeps.space import edits_of
 from sim.setting.bind import model_of, usual_length
 from sim.work import BYTES
 from topologies.load import load_topology
@@ -55,10 +56,11 @@ class Floor:
         )
         self._parallel, self._zero = base.parallel, framework.data_parallel.zero
         self._edits = edits
-        self._memory: dict[str, int] = {}
+        self._memory: dict[tuple[str, tuple[str, ...]], int] = {}
 
     def over(self, at: Mapping[str, str], on: str) -> int:
-        """Bytes that a rank must hold at least, if they are more than its device has; else 0. `at`: values by the space's keys."""
+        """Bytes that a rank must hold at least, if they are more than its device has; else 0. `at`: values by the space's keys. Raises `BadInput`
+        for what the machine has not."""
         if not self._usable:
             return 0
         p, said = self._parallel, {SHORT.get(key, key): value for key, value in at.items()}
@@ -79,15 +81,15 @@ class Floor:
         state -= min(state, 4.0) if zero >= 3 else 0.0
         each = weights / (ways if zero >= 3 else 1) + gradients / (ways if zero >= 2 else 1) + state / (ways if zero >= 1 else 1)
         need = int(self._parameters / (tp * pp * ep) * each)
-        return need if need > self._device(on) else 0
+        return need if need > self._device(on, edits_of(at)) else 0
 
-    def _device(self, on: str) -> int:
+    def _device(self, on: str, edits: tuple[str, ...]) -> int:
         """Bytes that any rank there may have at most: where devices differ, the fullest may be on the largest; one on a CPU host has all of its."""
-        found = self._memory.get(on)
+        found = self._memory.get((on, edits))
         if found is None:
-            topology = load_topology(on, self._edits)
+            topology = load_topology(on, (*self._edits, *edits))
             sizes = [device.memory for device, _ in topology.devices(topology.gpus)]
             if topology.kind == "cpu":
                 sizes = [sum(cpu.memory for cpu in topology.sockets(node)) for node in range(topology.nodes)]
-            found = self._memory[on] = max(sizes) if all(sizes) else 1 << 62
+            found = self._memory[on, edits] = max(sizes) if all(sizes) else 1 << 62
         return found

@@ -68,14 +68,14 @@ def screen_chunk(work: Work) -> tuple[list[Row], list[Open]]:
 
 def _screen(candidate: Candidate, plan: Plan, prices: Prices, edits: tuple[str, ...]) -> Row | Open:
     try:
-        setting = bind(plan, _machine(candidate.on, edits))
+        setting = bind(plan, _machine(candidate.on, (*edits, *candidate.edits)))
         report, fit = figures_of_memory(setting, remedies=False)
         if fit is not None:
             return Row(candidate.key, "memory", str(fit), memory=report.peak, gpus=plan.world)
         bound = _bounds().step(setting, pricer_for(setting))
     except Exception as error:
         return _out(candidate, error)
-    return Open(candidate, plan, _row(candidate, setting, bound, report.peak, None, prices, "{}"))
+    return Open(candidate, plan, priced(_row(candidate, setting, bound, report.peak, None, "{}"), prices, edits))
 
 
 @lru_cache(maxsize=1)
@@ -107,7 +107,7 @@ def evaluate(
     """One plan that fits; `peak`: its memory in bytes, where that is known."""
     split: dict[str, float] = {}
     try:
-        setting = bind(plan, _machine(candidate.on, edits))
+        setting = bind(plan, _machine(candidate.on, (*edits, *candidate.edits)))
         if depth == "short":
             step = screened(setting)
         elif depth == "whole" and plan.output == Output():
@@ -119,7 +119,7 @@ def evaluate(
     except Exception as error:
         return _out(candidate, error)
     detail = json.dumps({"breakdown": split, "whole": depth != "short"}, sort_keys=True)
-    return _row(candidate, setting, step, memory, mfu_of(setting, step), prices, detail)
+    return priced(_row(candidate, setting, step, memory, mfu_of(setting, step), detail), prices, edits)
 
 
 def _out(candidate: Candidate, error: Exception) -> Row:
@@ -135,15 +135,15 @@ def _classes(setting: Setting) -> Breakdown:
     return found or predict_setting(setting, steps=2, detail=False).breakdown
 
 
-def _row(candidate: Candidate, setting: Setting, step: float, memory: int, mfu: float | None, prices: Prices, detail: str) -> Row:
+def _row(candidate: Candidate, setting: Setting, step: float, memory: int, mfu: float | None, detail: str) -> Row:
     plan, flops = setting.plan, setting.flops / setting.plan.global_batch
     rate = plan.global_batch / step if step > 0 else 0.0
-    return priced(Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, None, detail, flops, setting.network.seq), prices)
+    return Row(candidate.key, "done", "", step, memory, mfu, rate, plan.world, None, detail, flops, setting.network.seq)
 
 
-def priced(row: Row, prices: Prices) -> Row:
-    """The row at these prices, whatever it cost before: money per million tokens, or samples that are no sequences."""
+def priced(row: Row, prices: Prices, edits: tuple[str, ...] = ()) -> Row:
+    """The row at these prices, `edits` on every machine, whatever it cost before: money per million tokens, or samples that are no sequences."""
     if not prices or not row.rate or not row.gpus:
         return msgspec.structs.replace(row, cost=None)
-    hourly = price_of(prices, row.on, row.gpus) * row.gpus
+    hourly = price_of(prices, row.on, row.gpus, (*edits, *row.edits)) * row.gpus
     return msgspec.structs.replace(row, cost=hourly / 3600 / (row.rate * row.seq) * 1e6)

@@ -21,7 +21,7 @@ from sim.planning.sweeps.floor import Floor
 from sim.planning.sweeps.front import open_questions
 from sim.planning.sweeps.judge import Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.sweeps.pool import Pool, pool
-from sim.planning.sweeps.space import Candidate, TooLarge, check_values, plan_at, point, settings_of
+from sim.planning.sweeps.space import Candidate, check_values, looked_at, plan_at, point, settings_of
 from sim.planning.sweeps.store import Row, Store, default_file
 from sim.planning.sweeps.sweep import Ask, Sweep, concluded, header_of, rejected
 from topologies.errors import BadInput
@@ -42,13 +42,13 @@ def search(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | 
     """
     if trials < 1:
         raise BadInput(f"trials = {trials}: at least one point must be looked at")
-    check_values(base, space)
+    check_values(base, space, on, edits)
     header = header_of(base, space, on, prices or {}, edits)
     anew()
     path = path or default_file(base.name or base.model_name, header)
     study = _study(seed)
     with Store(path, header) as store, pool(workers, backend, address) as place:
-        store.reprice(prices or {}, partial(priced, prices=prices or {}))
+        store.reprice(prices or {}, partial(priced, prices=prices or {}, edits=edits))
         hunt = _Hunt(base, space, on, store, place, partial(Work, prices=prices or {}, edits=edits), Floor(base, space, edits), study)
         size = _BATCH * max(1, workers)
         stale = 0
@@ -116,12 +116,11 @@ class _Hunt:
         """A row for each point: no plan, too large, or simulated."""
         work: list[tuple[Candidate, Plan]] = []
         for candidate, at in fresh.values():
-            plan = plan_at(self._base, candidate, at.get("gpus", ""))
-            needed = self._over({key: value for key, value in at.items() if key != "on"}, candidate.on)
-            if isinstance(plan, str) or needed:
-                yield self._kept(rejected(candidate, plan if isinstance(plan, str) else TooLarge(needed)))
-            else:
+            plan = looked_at(self._base, candidate, at, self._over)
+            if isinstance(plan, Plan):
                 work.append((candidate, plan))
+            else:
+                yield self._kept(rejected(candidate, plan))
         fits: list[tuple[Candidate, Plan]] = []
         for rows, open_ in self._place.map(screen_chunk, [self._ask([one]) for one in work]):
             yield from map(self._kept, rows)

@@ -2,7 +2,8 @@
 
 `tp=1,2,4 pp=1..16 zero=1,3 micro=1,2 gpus=64,128 on=dgx-h100,dgx-b200`: values by comma, `a..b` doubles from a to b, `a..b:s` goes in steps
 of s. `gpus` fills data parallelism with what the other axes leave. `schedule=1f1b,zb-v,mine.csv` takes names and files. Any other key is a
-dotted path of the plan (`memory.recompute=none,full`).
+dotted path of the plan (`memory.recompute=none,full`), or what changes the machine (`oversubscription=1,2,4 nic.rate=200 Gbit/s,400 Gbit/s`:
+`topologies.edits`). `auto=512` stands for all sensible plans on so many GPUs, beside which other keys may be said (`sim.planning.sweeps.auto`).
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ import msgspec
 from sim.files.planfile import SHORT, load_plan, read_plan, unplaced
 from sim.framework.framework import load_framework
 from sim.plan import LOOPS, Plan
+from topologies.edits import is_edit, keys
 from topologies.errors import BadInput, SteptwinError, UnknownName
+from topologies.load import load_topology
 
 _LARGEST = 10_000_000
+_OWN = ("gpus", "on", "auto")
+"""Keys of a space alone."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One point of a space: overrides of the base plan, and the machine. `key` names it in a results file."""
+    """One point of a space: overrides of the base plan, and the machine with what is changed about it. `key` names it in a results file."""
 
     overrides: tuple[str, ...]
     on: str
+    edits: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        return f"{' '.join(self.overrides)} on={self.on}"
+        return f"{' '.join((*self.overrides, *self.edits))} on={self.on}"
 
 
 def parse_space(written: str | Mapping[str, Iterable[Any]]) -> dict[str, tuple[str, ...]]:
@@ -47,8 +53,8 @@ def parse_space(written: str | Mapping[str, Iterable[Any]]) -> dict[str, tuple[s
             raise BadInput(f"cannot read '{word}' in the space: write key=value,value e.g. tp=1,2,4 pp=1..8")
         if SHORT.get(key, key) in (SHORT.get(known, known) for known in space):
             raise BadInput(f"the space names '{key}' twice; write all its values once, by comma")
-        if key not in SHORT and key not in ("gpus", "on") and "." not in key:
-            raise unplaced(key, "the space") or UnknownName("key", key, [*SHORT, "gpus", "on"], "the space")
+        if key not in SHORT and key not in _OWN and "." not in key and not is_edit(key):
+            raise unplaced(key, "the space") or UnknownName("key", key, [*SHORT, *_OWN, *keys()], "the space")
         space[key] = tuple(value for item in values.split(",") for value in _values(item, word))
     if not space:
         raise BadInput("the space is empty: name at least one key, e.g. tp=1,2,4")
@@ -91,11 +97,14 @@ def _values(item: str, word: str) -> Iterator[str]:
         low = low + by if by else low * 2
 
 
-def check_values(base: Plan, space: dict[str, tuple[str, ...]]) -> None:
+def check_values(base: Plan, space: dict[str, tuple[str, ...]], on: str, edits: tuple[str, ...] = ()) -> None:
     """Raises `BadInput` for a value that its key has not, whatever the others are: a slip, and no point that happens to be no plan. What fields of
-    a model make together only its plans tell."""
+    a model make together only its plans tell, and which of several machines has what is changed."""
     size_of(space)
     for key, value in ((key, value) for key, values in space.items() for value in values if key != "on"):
+        if is_edit(key):
+            _check_edit(f"{key}={value}", space.get("on", (on,)), edits)
+            continue
         if key == "gpus":
             if not value.isdecimal() or int(value) < 1:
                 raise BadInput(f"the space has gpus={value}: write whole numbers from 1, e.g. gpus=8,16")
@@ -104,6 +113,19 @@ def check_values(base: Plan, space: dict[str, tuple[str, ...]]) -> None:
             load_framework(read_plan(base, (f"{key}={value}",)).framework)
         except BadInput as error:
             raise BadInput(f"the space has {key}={value}: {error}") from None
+
+
+def _check_edit(edit: str, machines: tuple[str, ...], edits: tuple[str, ...]) -> None:
+    """Raises `BadInput` where none of the machines can be changed so."""
+    wrong: BadInput | None = None
+    for machine in machines:
+        try:
+            load_topology(machine, (*edits, edit))
+        except BadInput as error:
+            wrong = error
+        else:
+            return
+    raise BadInput(f"the space has {edit}: {wrong}") from None
 
 
 def size_of(space: dict[str, tuple[str, ...]]) -> int:
@@ -123,7 +145,7 @@ class TooLarge(NamedTuple):
 
 
 Reject = Callable[[Mapping[str, str], str], int]
-"""(values by key, machine) -> bytes that are surely too many, else 0."""
+"""(values by key, machine) -> bytes that are surely too many, else 0. Raises `BadInput`."""
 
 
 def candidates(
@@ -140,12 +162,20 @@ def candidates(
         same = (machine, *_meaning(base, at).values())
         if same in seen:
             continue
-        needed = reject(at, machine) if reject else 0
-        found = TooLarge(needed) if needed else plan_at(base, candidate, at.get("gpus", ""))
+        found = looked_at(base, candidate, at, reject)
         if not isinstance(found, str):
             seen.add(same)
         if candidate.key not in skip:
             yield candidate, found
+
+
+def looked_at(base: Plan, candidate: Candidate, at: Mapping[str, str], reject: Reject | None) -> Plan | TooLarge | str:
+    """The point's plan, or the reason why it is none."""
+    try:
+        needed = reject(at, candidate.on) if reject else 0
+    except BadInput as error:  # of several machines one has not what is changed
+        return str(error)
+    return TooLarge(needed) if needed else plan_at(base, candidate, at.get("gpus", ""))
 
 
 def _meaning(base: Plan, at: Mapping[str, str]) -> dict[str, str]:
@@ -170,9 +200,14 @@ def _meaning(base: Plan, at: Mapping[str, str]) -> dict[str, str]:
 
 
 def point(at: Mapping[str, str], on: str) -> Candidate:
-    """Values by key as overrides of a plan."""
-    overrides = tuple(f"{SHORT.get(key, key)}={value}" for key, value in at.items() if key != "gpus")
-    return Candidate(overrides + ((f"gpus={at['gpus']}",) if at.get("gpus") else ()), on)
+    """Values by key as overrides of a plan, and of a machine."""
+    overrides = tuple(f"{SHORT.get(key, key)}={value}" for key, value in at.items() if key != "gpus" and not is_edit(key))
+    return Candidate(overrides + ((f"gpus={at['gpus']}",) if at.get("gpus") else ()), on, edits_of(at))
+
+
+def edits_of(at: Mapping[str, str]) -> tuple[str, ...]:
+    """What values by key change about the machine."""
+    return tuple(f"{key}={value}" for key, value in at.items() if is_edit(key))
 
 
 def settings_of(key: str) -> dict[str, str]:
@@ -183,11 +218,9 @@ def settings_of(key: str) -> dict[str, str]:
 
 def named(base: Plan, key: str) -> tuple[Candidate, Plan | str]:
     """The point that a results file names, with its plan."""
-    words, _, on = f" {key}".rpartition(" on=")
-    overrides = tuple(_words(words))
-    last = overrides[-1] if overrides else ""
-    candidate = Candidate(overrides, on)
-    return candidate, plan_at(base, candidate, last.removeprefix("gpus=") if last.startswith("gpus=") else "")
+    at = settings_of(key)
+    candidate = point(at, at.pop("on"))
+    return candidate, plan_at(base, candidate, at.get("gpus", ""))
 
 
 def plan_at(base: Plan, candidate: Candidate, gpus: str) -> Plan | str:

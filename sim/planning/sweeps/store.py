@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from sim.planning.sweeps.space import edits_of, settings_of
 from topologies.errors import BadInput
 
 VERSION = 3
@@ -57,6 +58,17 @@ class Row(msgspec.Struct, frozen=True):
         return self.key.rpartition(" on=")[2]
 
     @property
+    def edits(self) -> tuple[str, ...]:
+        """What the plan's point of the space changes about the machine."""
+        return edits_of(settings_of(self.key))
+
+    @property
+    def machine(self) -> str:
+        """The machine in words."""
+        changed = ", ".join(self.edits)
+        return f"{self.on} with {changed}" if changed else self.on
+
+    @property
     def unit(self) -> str:
         """What is paid for: tokens, or samples that are no sequences of them."""
         return "tokens" if self.seq > 1 else "samples"
@@ -66,6 +78,11 @@ class Row(msgspec.Struct, frozen=True):
         """GPU-seconds of a model FLOP: what plans are ranked by. Among plans that train the same that is their time per sample and GPU; a
         shallower model or shorter sequences are no better for the less that a sample of them takes."""
         return (self.gpus or 1) / (self.rate or 1e-30) / (self.flops or 1.0)
+
+    @property
+    def worth(self) -> tuple[float, float]:
+        """What the best are sorted by: money for a model FLOP where prices are known, then `effort`. On one machine the two say the same."""
+        return (self.cost or 0.0) * self.seq / (self.flops or 1.0), self.effort
 
     @property
     def whole(self) -> bool:

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from sim.planning.sweeps.store import OUTCOMES, Row, Store, default_file, forget
 from sim.planning.sweeps.tables import Ranked
 from sim.schedule.reading import read_rows
 from sim.setting.bind import model_of
+from topologies.edits import is_edit
 from topologies.errors import BadInput, NoRoom
 from topologies.load import load_topology
 
@@ -43,8 +44,8 @@ _WAVE = 2
 
 
 class Sweep(Ranked, msgspec.Struct):
-    """What a sweep found. `best` fits and does most model FLOPs per GPU and second (`Row.effort`); nothing that trains the same beats the
-    `front` (`sim.planning.sweeps.front`)."""
+    """What a sweep found. `best` fits and does most model FLOPs per GPU and second, or for its money where prices are known (`Row.worth`);
+    nothing that trains the same on as many GPUs of the same machine beats the `front` (`sim.planning.sweeps.front`)."""
 
     rows: list[Row]
     path: str
@@ -54,7 +55,7 @@ class Sweep(Ranked, msgspec.Struct):
     """The plan whose keys were varied."""
 
     def plan(self, row: Row) -> Plan:
-        """The plan of a row, as `predict` and `capacity` take it, with `row.on` as its machine. Raises `BadInput` for a row that is none."""
+        """The plan of a row, as `predict` and `capacity` take it, with `row.on` as its machine and `row.edits` of it. Raises `BadInput` for a row that is none."""
         assert self.base is not None
         found = named(self.base, row.key)[1]
         if isinstance(found, str):
@@ -66,8 +67,21 @@ class Sweep(Ranked, msgspec.Struct):
         return [row for row in self.rows if row.outcome == "done"]
 
     @property
+    def ranked(self) -> list[Row]:
+        """Plans that fit, the best first."""
+        return sorted(self.feasible, key=lambda row: row.worth)
+
+    @property
     def best(self) -> Row | None:
-        return min(self.feasible, key=lambda row: row.effort, default=None)
+        return next(iter(self.ranked), None)
+
+    @property
+    def by_machine(self) -> list[Row]:
+        """The best plan of each machine and number of GPUs, the best of all first."""
+        found: dict[tuple[str, int | None], Row] = {}
+        for row in self.ranked:
+            found.setdefault((row.machine, row.gpus), row)
+        return list(found.values())
 
     @property
     def front(self) -> list[Row]:
@@ -110,12 +124,12 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | N
     """
     if every not in EVERY:
         raise BadInput(f"every = {every!r}: {' or '.join(map(repr, EVERY))}")
-    check_values(base, space)
+    check_values(base, space, on, edits)
     header = header_of(base, space, on, prices or {}, edits)
     anew()
     path = path or default_file(base.name or base.model_name, header)
     with Store(path, header) as store, pool(workers, backend, address) as place:
-        store.reprice(prices or {}, partial(priced, prices=prices or {}))
+        store.reprice(prices or {}, partial(priced, prices=prices or {}, edits=edits))
         ask = partial(Work, prices=prices or {}, edits=edits)
         work = _enumerate(base, space, on, store, every, edits)
         waiting = _screened(work, store, place, ask, say)
@@ -129,8 +143,9 @@ def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Pr
     if not isinstance(on, str):
         raise BadInput(f"a sweep keeps its machines by name: give on = {getattr(on, 'name', 'a name')!r}, with changes as edits")
     machines = space.get("on", (on,))
-    for machine in machines if prices else ():
-        price_of(prices, machine)  # a missing price is said before anything is simulated
+    changes = [(*edits, f"{key}={value}") for key, values in space.items() if is_edit(key) for value in values]
+    for machine, changed in product(machines if prices else (), changes or [edits]):
+        price_of(prices, machine, edits=changed)  # a missing price is said before anything is simulated
     # Names may be those of files, which change between two runs.
     meant = [repr(load_topology(machine, edits).cluster) for machine in machines]
     meant += [repr(model_of(base))] if not any(key.partition(".")[0] == "model" for key in space) else []
@@ -236,7 +251,7 @@ def by_layers(wave: list[Open], workers: int) -> list[list[tuple[Candidate, Plan
     layers: dict[tuple[str, ...], list[tuple[Candidate, Plan]]] = {}
     for one in wave:
         layer = tuple(word for word in one.candidate.overrides if word.partition("=")[0] not in _APART)
-        layers.setdefault((one.candidate.on, *layer), []).append((one.candidate, one.plan))
+        layers.setdefault((one.candidate.on, *one.candidate.edits, *layer), []).append((one.candidate, one.plan))
     size = max(1, min(_CHUNK, len(wave) // workers))
     chunks = [chunk for plans in layers.values() for chunk in _chunks(plans, size)]
     return sorted(chunks, key=lambda chunk: sum(_length(plan) for _, plan in chunk), reverse=True)

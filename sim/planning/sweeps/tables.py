@@ -33,8 +33,19 @@ def unit_of(rows: Sequence[Row]) -> str:
     return rows[0].unit if rows else "samples"
 
 
+def ranked_by(rows: Sequence[Row]) -> str:
+    """What the best plans are sorted by."""
+    return "money for model FLOPs" if any(row.cost for row in rows) else "model FLOPs per GPU"
+
+
+def split_of(row: Row) -> str:
+    """A plan's words without its machine's."""
+    gone = {"on", "gpus", *(edit.partition("=")[0] for edit in row.edits)}
+    return " ".join(f"{key}={value}" for key, value in settings_of(row.key).items() if key not in gone)
+
+
 class Ranked(Tabular):
-    """The table of a sweep: for a value with `rows`, `feasible`, `front`, `best`, `counts` and `path`, as `sim.planning.sweeps.sweep.Sweep` has them."""
+    """The table of a sweep: for a value with `rows`, `ranked`, `by_machine`, `front`, `best`, `counts` and `path`, as `sim.planning.sweeps.sweep.Sweep` has them."""
 
     __slots__ = ()
 
@@ -43,7 +54,9 @@ class Ranked(Tabular):
         @property
         def rows(self) -> list[Row]: ...
         @property
-        def feasible(self) -> list[Row]: ...
+        def ranked(self) -> list[Row]: ...
+        @property
+        def by_machine(self) -> list[Row]: ...
         @property
         def front(self) -> list[Row]: ...
         @property
@@ -54,7 +67,7 @@ class Ranked(Tabular):
         def path(self) -> str: ...
 
     def __str__(self) -> str:
-        done = sorted(self.feasible, key=lambda row: row.effort)
+        done = self.ranked
         keys = {row.key for row in self.front}
         lines = [
             (row.key, f"{(row.step_time or 0.0) * 1e3:,.3f}", _share(row.mfu), f"{(row.memory or 0) / 2**30:.2f}", f"{row.gpus:,}",
@@ -63,7 +76,7 @@ class Ranked(Tabular):
         ]  # fmt: skip
         counted = ", ".join(f"{number:,} {name}" for name, number in self.counts.items() if number)
         more = f"\n... {len(done) - MOST:,} more in {self.path}" if len(done) > MOST else f"\nin {self.path}"
-        head = ("plan, by model FLOPs per GPU", "step, ms", "MFU", "GiB", "GPUs", f"cost/M {unit_of(done)}", "")
+        head = (f"plan, by {ranked_by(done)}", "step, ms", "MFU", "GiB", "GPUs", f"cost/M {unit_of(done)}", "")
         return f"{counted}\n{aligned(head, lines)}{more}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,6 +85,7 @@ class Ranked(Tabular):
         return {
             "rows": [said_row(row) for row in self.rows],
             "front": [row.key for row in self.front],
+            "by_machine": [row.key for row in self.by_machine],
             "best": best.key if best is not None else "",
             "counts": dict(self.counts),
             "file": self.path,

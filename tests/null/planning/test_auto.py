@@ -11,6 +11,7 @@ from sim.files.planfile import load_plan, read_plan
 from sim.plan import Plan
 from sim.planning.sweeps.auto import auto_space
 from sim.planning.sweeps.space import TooLarge, candidates, parse_space, size_of
+from sim.planning.sweeps.told import batch
 from topologies.errors import BadInput
 
 
@@ -90,3 +91,14 @@ def test_a_base_that_does_not_divide_its_own_batch_is_split_anew(tmp_path: Path)
     assert found.best is not None and found.best.gpus == 8
     with pytest.raises(BadInput, match=r"nothing in the space can run \(1 points\): batch.global = 16 is no multiple"):
         steptwin.sweep(plan, "tp=1", "16x dgx-h100", tmp_path / "t.sqlite")
+
+
+def test_the_batch_that_all_plans_had_is_said(tmp_path: Path) -> None:
+    """On many GPUs a plan's own small batch leaves pipelines of one micro-batch."""
+    found = steptwin.sweep(base("gpt2-124m", 512), "auto=8 micro=4 recompute=none tp=1 pp=1 zero=1", "dgx-h100", tmp_path / "s.sqlite")
+    space = parse_space("auto=8 micro=4")
+    assert batch(base("gpt2-124m", 512), space, found)["batch"].startswith("64 samples (32,768 tokens) a step, as the plan says")
+    assert "without accumulation" in batch(Plan(model="gpt2-124m"), space, found)["batch"]
+    assert (
+        batch(base("gpt2-124m", 512), parse_space("auto=8 global=64"), found) == batch(base("gpt2-124m"), parse_space("tp=1"), found) == {}
+    )

@@ -166,7 +166,7 @@ def test_a_mistyped_value_is_bad_input_before_anything_is_kept(space: str, told:
     with pytest.raises(BadInput, match=told):
         sweep(load_plan("gpt2-ddp8"), parse_space(space), "dgx-h100", tmp_path / "s.sqlite")
     assert not list(tmp_path.iterdir())
-    check_values(load_plan("gpt2-ddp8"), parse_space("tp=1,5 pp=3 gpus=7 schedule=zb-v model.heads=5,x on=dgx-h100"))
+    check_values(load_plan("gpt2-ddp8"), parse_space("tp=1,5 pp=3 gpus=7 schedule=zb-v model.heads=5,x on=dgx-h100"), "dgx-h100")
 
 
 def test_a_file_of_another_plan_names_what_differs(tmp_path: Path) -> None:

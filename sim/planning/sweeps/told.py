@@ -1,0 +1,79 @@
+"""What the command line says of a sweep."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from sim.files.planfile import load_plan
+from sim.plan import Plan
+from sim.planning.sweeps.space import named, settings_of
+from sim.planning.sweeps.sweep import Sweep
+from sim.planning.sweeps.tables import MOST, said_row, split_of, unit_of
+from topologies.errors import BadInput
+from topologies.verbs import Desk
+
+
+def batch(base: Plan, space: Mapping[str, tuple[str, ...]], found: Sweep) -> dict[str, str]:
+    """The global batch that all sensible plans had, where the space says none: it bounds data parallelism, and what fills a pipeline."""
+    assert found.best is not None
+    if "auto" not in space or "global" in space or "batch.global" in space:
+        return {}
+    if not base.batch.global_:
+        return {"batch": "micro x data-parallel ranks, without accumulation; another: --set batch.global=1024"}
+    tokens = f" ({base.batch.global_ * found.best.seq:,} tokens)" if found.best.seq > 1 else ""
+    return {"batch": f"{base.batch.global_:,} samples{tokens} a step, as the plan says; another: --set batch.global=1024"}
+
+
+def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str], as_json: bool) -> None:
+    """The best plans, what became of the others, and points that are none."""
+    refusals = [{"plans": count, "such_as": reason} for count, reason in found.refusals]
+    told: dict[str, Any] = {"counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}
+    if as_json:
+        told |= {"front": [said_row(row) for row in found.front], "refusals": refusals}
+        told |= {"rows": [said_row(row) for row in found.ranked], "by_machine": [said_row(row) for row in found.by_machine]}
+        desk.show(told, True, "sweep")
+        return
+    told = {"machine changed by": ", ".join(edits)} | told if edits else told
+    desk.show(_few(found) | more | told, False, "sweep")
+    if len(found.by_machine) > 1:
+        desk.show({"rows": _machines(found)}, False, "the best on each machine")
+    if refusals:
+        desk.show({"rows": refusals[:3]}, False, "points that are no plan")
+
+
+def again_by(source: str, overrides: tuple[str, ...], edits: tuple[str, ...], found: Sweep) -> str:
+    """The call that predicts the best plan, with what `gpus` left to data parallelism; empty where keys alone do not make it of `source`."""
+    if found.best is None or found.base is None:
+        return ""
+    made, varied = found.plan(found.best), settings_of(found.best.key)
+    words = [*overrides, *(word for word in named(found.base, found.best.key)[0].overrides if not word.startswith("gpus="))]
+    if "gpus" in varied:
+        words += [f"parallel.{axis}={getattr(made.parallel, axis)}" for axis in ("dp_replicate", "dp_shard")]
+    try:
+        same = load_plan(source, tuple(words)) == made
+    except BadInput:
+        return ""
+    sets = [word for one in (*words, *edits, *found.best.edits) for word in ("--set", one)]
+    return shlex.join(["steptwin", "predict", source, "--on", found.best.on, *sets]) if same else ""
+
+
+def _few(found: Sweep) -> dict[str, Any]:
+    """Plans that fit, the best first: a few for a terminal, which says so."""
+    columns = {"key": "key", "step_time_s": "step_time_s", "mfu": "mfu", "memory": "memory_bytes", "gpus": "gpus"} | _cost(found)
+    rows = [said_row(row) for row in found.ranked]
+    shown = {"rows": [{name: row[at] for name, at in columns.items()} for row in rows[:MOST]]}
+    return shown | ({"shown": f"the best {MOST} of {len(rows):,} simulated; --json and the file have all"} if len(rows) > MOST else {})
+
+
+def _machines(found: Sweep) -> list[dict[str, Any]]:
+    """The best plan of each machine and number of GPUs, the best first."""
+    columns = {"gpus": "gpus", "step_time_s": "step_time_s", "samples/s": "samples_per_s", "mfu": "mfu"} | _cost(found)
+    rows = [(row, said_row(row)) for row in found.by_machine]
+    return [{"machine": row.machine, "plan": split_of(row)} | {name: said[at] for name, at in columns.items()} for row, said in rows]
+
+
+def _cost(found: Sweep) -> dict[str, str]:
+
+    return {f"cost/M {unit_of(found.ranked)}": "cost"} if any(row.cost is not None for row in found.ranked) else {}
