@@ -3,7 +3,7 @@
 link.KIND.rate=400 GB/s      every link of a kind (nvlink xgmi c2c pcie numa upi dram net spine), also .latency
 fail=link:gpu0-sw0           a cable, both directions, on every node; fail=link:n3/gpu0-n3/sw0 on one;
                              fail=link:net/leaf0.0-net/spine2, fail=spine:2, fail=nic:n0/nic1, fail=nvswitch:2 (two chips)
-without=nvswitch             also nvlink, nic, p2p
+without=nvswitch             also nvlink, nic, p2p, spine (rail_only in a file)
 slow=r3:0.8                  rank 3 computes at 0.8 of full speed; slow=n2:0.8 all ranks of node 2 that have no speed of their own
 oversubscription=2  rails=4  pod=16  spines=8  block=8  core_oversubscription=7     fabric.oversubscription=2, as in a file, is the same
 ranks_per_node=4             use so many GPUs of each node, the first that order= lists
@@ -192,6 +192,8 @@ def _fail(cluster: Cluster, key: str, value: str) -> Cluster:
 
 
 def _without(cluster: Cluster, key: str, value: str) -> Cluster:
+    if value == "spine":
+        return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(cluster.fabric, rail_only=True))
     return cluster.changed(lambda machine: fail.without(machine, value))
 
 

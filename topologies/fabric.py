@@ -6,6 +6,8 @@ With `block`, so many pods share spines, and core switches join the blocks (thre
 which stands for all core switches over the third spine of each block, as one link does for its cables to them.
 Routes between leaves pick the spine by destination, as InfiniBand's fat-tree routing does (d-mod-k: Zahavi et al.,
 "Optimized InfiniBand fat-tree routing for shift all-to-all communication patterns", 2009), so shifts do not collide.
+With `rail_only` there is no spine: a rail is a network of its own, and what goes to another rail takes NVLink first (Wang et al., "Rail-only: A low-cost
+high-performance network for training LLMs with trillion parameters", 2023).
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     """Pods that share spines; core switches join such blocks. 0: all pods share them, and there is no core."""
     core_oversubscription: float = 1.0
     """Rate down from a spine to its leaves over the rate up to the core."""
+    rail_only: bool = False
+    """No spines: the leaves are not joined. A rail whose switches have tiers of their own is one leaf of a larger `pod`."""
     hop: float = 0.3e-6
     """Seconds from one switch to the next: a switch (0.1-0.15 us, InfiniBand) and its cables. Assumed."""
     uplink: float = 0.0
@@ -43,7 +47,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spine_count(self) -> int:
-        return self.spines or max(1, int(self.pod / self.oversubscription))
+        return 0 if self.rail_only else self.spines or max(1, int(self.pod / self.oversubscription))
 
     def leaf(self, node: int, rail: int) -> str:
         return f"net/leaf{node // self.pod}.{rail}"
@@ -70,10 +74,18 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
             hops = pairwise((leaf_a, *way, leaf_b))
             if not self.failed or not {*way, *(f"{u}>{v}" for u, v in hops)} & self.failed:
                 return way
-        raise BadInput(f"the network is disconnected: no spine is left between {leaf_a} and {leaf_b}")
+        if not self.rail_only:
+            raise BadInput(f"the network is disconnected: no spine is left between {leaf_a} and {leaf_b}")
+        if pod_a != pod_b:
+            raise BadInput(
+                f"without spines nothing joins the nodes of {leaf_a} and {leaf_b}: say how many nodes a rail joins, e.g. pod={self.pod * (max(pod_a, pod_b) + 1)}"
+            )
+        raise BadInput(
+            f"without spines nothing joins the rails of {leaf_a} and {leaf_b}, and no NVLink leads to a GPU whose NIC is on the rail: rails=1, or keep the spines"
+        )
 
 
-KEYS = ("rails", "pod", "oversubscription", "spines", "block", "core_oversubscription", "hop", "uplink", "source")
+KEYS = ("rails", "pod", "oversubscription", "spines", "block", "core_oversubscription", "rail_only", "hop", "uplink", "source")
 
 
 def read_fabric(value: object, where: str, base: Fabric | None = None) -> Fabric:
@@ -88,6 +100,7 @@ def read_fabric(value: object, where: str, base: Fabric | None = None) -> Fabric
         spines=table.whole("spines", base.spines, most=65536),
         block=table.whole("block", base.block, most=65536),
         core_oversubscription=table.number("core_oversubscription", base.core_oversubscription, least=1.0),
+        rail_only=table.truth("rail_only", base.rail_only),
         hop=table.duration("hop", base.hop),
         uplink=table.rate("uplink", base.uplink),
         source=table.text("source", base.source),

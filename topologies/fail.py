@@ -11,7 +11,7 @@ from topologies.errors import BadInput, UnknownName
 from topologies.machine import Link, Machine, check
 
 _ON_NODE = re.compile(r"n(\d{1,7})/(.+)\Z")
-WITHOUT = ("nvswitch", "nvlink", "nic", "p2p")
+WITHOUT = ("nvswitch", "nvlink", "nic", "p2p", "spine")
 
 
 def without(machine: Machine, what: str) -> Machine:
@@ -153,6 +153,8 @@ def _fail_switch(cluster: Cluster, name: str) -> Cluster:
         raise BadInput(
             f"fail: {cluster.name} is one node, without leaf and spine switches. Take several (2x {cluster.name}), or nvswitch:1, nic:nic0"
         )
+    if fabric.rail_only:
+        raise BadInput(f"fail: {cluster.name} has no switch {name[:40]}; it has {_leaves(cluster)}, and no spines")
     spines = f"{'0.' if fabric.block else ''}0 to {fabric.spine_name(0, fabric.spine_count - 1).removeprefix('net/spine')}"
     raise BadInput(f"fail: {cluster.name} has no switch {name[:40]}; it has {_leaves(cluster)} and spines {spines}")
 

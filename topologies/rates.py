@@ -160,6 +160,8 @@ class Rates(Mapping[str, float]):
     def below(self) -> int:
         """Nodes that share cables which pass less up than comes from below: those of a leaf, or of the spines under a core; 0: there are none."""
         fabric = self._cluster.fabric
+        if fabric.rail_only:
+            return 0
         if 0 < fabric.block_nodes < self._cluster.nodes and fabric.core_oversubscription > 1.0:
             return fabric.block_nodes
         wide = all(self._up(rail) * fabric.spine_count * _EQUAL >= fabric.pod * rate for rail, rate in self._rail_rate.items())

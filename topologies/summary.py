@@ -93,6 +93,8 @@ def _network(fabric: Fabric) -> dict[str, Any]:
 def _switches(network: dict[str, Any]) -> str:
     """The same in words."""
     words = [f"{_count(network['rails'], 'rail')}, leaf switches of {_count(network['leaf_nodes'], 'node')}"]
+    if not network["spines"]:
+        return f"{words[0]}, no spine over them"
     words.append(f"{_count(network['spines'], 'spine')} over them, {network['oversubscription']:g} : 1")
     if "block_nodes" in network:
         words.append(f"core switches over blocks of {_count(network['block_nodes'], 'node')}, {network['core_oversubscription']:g} : 1")

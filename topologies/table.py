@@ -80,6 +80,13 @@ class Table:
             raise BadInput(f"{self.at(key)} must be a number of at least {least:g}, got {str(value)[:40]}")
         return float(value)
 
+    def truth(self, key: str, default: bool) -> bool:
+        """True or false. Raises `BadInput` for anything else."""
+        value = self._data.get(key, default)
+        if not isinstance(value, bool):
+            raise BadInput(f"{self.at(key)} must be true or false, got {str(value)[:40]}")
+        return value
+
     def rate(self, key: str, default: float = 0.0) -> float:
         return positive(units.rate(self._data[key], self.at(key)), self.at(key)) if key in self._data else default
 

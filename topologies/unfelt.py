@@ -6,7 +6,19 @@ from topologies.graph import Topology
 
 _ABOVE_LEAVES = ("oversubscription", "spines", "link.spine.rate", "link.spine.latency")
 _ABOVE_SPINES = ("core_oversubscription",)
-_NETWORK = ("nic.rate", "nic.latency", "link.net.rate", "link.net.latency", "rails", "pod", "block", "without=nic", "fail=nic", "fail=leaf")
+_NETWORK = (
+    "nic.rate",
+    "nic.latency",
+    "link.net.rate",
+    "link.net.latency",
+    "rails",
+    "pod",
+    "block",
+    "without=nic",
+    "without=spine",
+    "fail=nic",
+    "fail=leaf",
+)
 
 
 def unfelt(topology: Topology, ranks: int) -> list[str]:
@@ -22,7 +34,10 @@ def unfelt(topology: Topology, ranks: int) -> list[str]:
 def _why(topology: Topology, ranks: int, key: str, value: str) -> str:
     fabric = topology.cluster.fabric
     nodes = topology.nodes_of(ranks)
-    if (key in _ABOVE_LEAVES or (key == "fail" and value.startswith("spine:"))) and nodes <= fabric.pod:
+    above = key in _ABOVE_LEAVES or (key == "fail" and value.startswith("spine:"))
+    if fabric.rail_only and (above or key in _ABOVE_SPINES):
+        return "there are no spines"
+    if above and nodes <= fabric.pod:
         where = "the one node" if nodes == 1 else f"all {nodes} nodes hang on the same leaf switches, of {fabric.pod} nodes each"
         return f"{where}, below the spines" + ("" if nodes == 1 else f"; pod={max(1, nodes // 2)} puts them on two")
     if nodes == 1 and {key, f"{key}={value.partition(':')[0]}"} & {*_NETWORK} and not _kinds(topology, ranks) & {"NET", "PXN"}:

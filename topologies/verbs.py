@@ -38,7 +38,7 @@ MachineSets = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key of the machine (link.nvlink.rate=200 GB/s); may be repeated")
 ]
 Fail = Annotated[list[str] | None, typer.Option("--fail", help="What if this failed: link:gpu0-nvswitch, spine:2, nic:n0/nic1, nvswitch:2")]
-Without = Annotated[list[str] | None, typer.Option("--without", help="What if there were none: nvswitch, nvlink, nic, p2p")]
+Without = Annotated[list[str] | None, typer.Option("--without", help="What if there were none: nvswitch, nvlink, nic, p2p, spine")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
 Report = Annotated[Path | None, typer.Option("--report", help="Write a self-contained HTML page here")]
 Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices per GPU-hour by machine, and what changes of one add")]

@@ -108,11 +108,15 @@ def usual(topology: Topology) -> tuple[str, ...]:
         if cable is not None:
             ends = cable.split(">")
             found.append(f"fail=link:n0/{ends[0]}-n0/{ends[1]}")
-    if topology.nodes > 1 and len(machine.nics) > 1:
+    fabric = topology.cluster.fabric
+    stays = (
+        not fabric.rail_only or fabric.rails == 1
+    )  # else nothing leads from another NIC to the rail of the one that is down, and the job stops
+    if topology.nodes > 1 and len(machine.nics) > 1 and stays:
         nic = next(iter(machine.nics))
         found += [f"flap=nic:n0/{nic}:0.1", f"fail=nic:n0/{nic}"]
-    if topology.nodes > 1 and topology.cluster.fabric.spine_count > 1:
-        found.append(f"fail=spine:{topology.cluster.fabric.spine_name(0, 0).removeprefix('net/spine')}")
+    if topology.nodes > 1 and fabric.spine_count > 1:
+        found.append(f"fail=spine:{fabric.spine_name(0, 0).removeprefix('net/spine')}")
     return tuple(found)
 
 

@@ -8,10 +8,12 @@ import pytest
 
 from sim.cost.collective.group import group_shape
 from sim.cost.collective.nccl import best
+from sim.planning.disturbed.faults import usual
 from topologies.errors import BadInput
 from topologies.graph import Topology
 from topologies.load import load_topology
 from topologies.summary import summary
+from topologies.unfelt import unfelt
 
 TIERS = ("pod=2", "block=2")
 """Pods of two nodes, blocks of four."""
@@ -135,3 +137,47 @@ def test_what_is_a_machine_and_what_a_cluster_is_told(tmp_path: Path, text: str)
     (tmp_path / "mine.toml").write_text(text)
     with pytest.raises(BadInput, match='nodes = "16x dgx-h100"'):
         load_topology(str(tmp_path / "mine.toml"))
+
+
+def rail_only(nodes: int, *edits: str) -> Topology:
+    return load_topology(f"{nodes}x dgx-h100", ("without=spine", *edits))
+
+
+def test_rails_without_spines_are_reached_over_nvlink() -> None:
+    """Wang et al. 2023: what goes to another rail takes NVLink to a GPU of its own node first."""
+    found, whole = rail_only(16), load_topology("16x dgx-h100")
+    assert found.path(0, 9) == whole.path(0, 9) and found.path(0, 9).kind == "PXN"
+    assert not any("spine" in name for name in found.rates) and not found.narrow
+    assert "spine" not in {data["kind"] for _, data in rail_only(2).graph().nodes(data=True)}
+    assert str(summary(found)["network"]).endswith("no spine over them")
+    for name in ("all_reduce", "all_to_all"):
+        assert best(name, 1 << 28, group_shape(found, tuple(range(128)))) == best(name, 1 << 28, group_shape(whole, tuple(range(128))))
+
+
+def test_what_only_a_spine_would_join_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"without spines nothing joins the nodes of net/leaf0\.0 and net/leaf1\.0: .* pod=64"):
+        rail_only(64).path(0, 8 * 32)
+    assert rail_only(64, "pod=64").path(0, 8 * 32).kind == "NET"
+    for edit in ("without=nvlink", "fail=nic:n0/nic1"):
+        with pytest.raises(BadInput, match=r"nothing joins the rails of .*, and no NVLink leads to a GPU"):
+            rail_only(2, edit).path(1, 9 if edit.startswith("fail") else 10)
+    assert rail_only(2, "without=nvlink", "rails=1").path(1, 10).kind == "NET"
+    with pytest.raises(BadInput, match=r"leaves leaf:0\.0 to leaf:0\.7 .*, and no spines"):
+        rail_only(2, "fail=spine:0")
+
+
+def test_a_file_may_leave_the_spines_out(tmp_path: Path) -> None:
+    (tmp_path / "rails.toml").write_text('nodes = "16x dgx-h100"\n[fabric]\nrail_only = true\npod = 16\n')
+    found = load_topology(str(tmp_path / "rails.toml"))
+    assert found.cluster.fabric.rail_only and found.path(0, 9).kind == "PXN"
+    (tmp_path / "rails.toml").write_text('nodes = "16x dgx-h100"\n[fabric]\nrail_only = 1\n')
+    with pytest.raises(BadInput, match="rail_only must be true or false, got 1"):
+        load_topology(str(tmp_path / "rails.toml"))
+
+
+def test_what_spines_would_have_changed_has_no_effect() -> None:
+    told = unfelt(rail_only(2, "oversubscription=4", "pod=1", "core_oversubscription=2"), 16)
+    assert told == [f"{edit} has no effect: there are no spines" for edit in ("oversubscription=4", "core_oversubscription=2")]
+    assert unfelt(load_topology("dgx-h100", ("without=spine",)), 8)
+    assert not any("nic" in fault or "spine" in fault for fault in usual(rail_only(2)))
+    assert any("fail=nic" in fault for fault in usual(rail_only(2, "rails=1")))
