@@ -51,6 +51,8 @@ def summary(topology: Topology) -> dict[str, Any]:
         "memory": show_size(said["memory_bytes"]),
         "memory bandwidth": show_rate(said["memory_bytes_per_s"]),
     }
+    if topology.cluster.edits:
+        found["changed by"] = ", ".join(topology.cluster.edits)
     if len(said["machines"]) > 1:
         runs = (f"{run['nodes']}x {run['name']}" for run in said["machines"])
         found["machines"] = f"{' + '.join(runs)}; what follows is of the first"

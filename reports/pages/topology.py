@@ -8,6 +8,7 @@ from typing import Any
 from reports.figures.machine import machine
 from reports.page import Card, Page
 from reports.words import ranks
+from sim.files.machinefile import machine_words
 from topologies.graph import Topology
 from topologies.summary import summary
 
@@ -47,7 +48,7 @@ def topology_page(topology: Topology) -> str:
     """One glance at a machine or cluster: the first node large with its network, devices, links, and how rank 0 reaches others."""
     found = summary(topology)
     device = f"{found['device']}, {found['memory']} at {found['memory bandwidth']}"
-    page = Page(topology.name, f"{ranks(topology.gpus)} on {topology.nodes} node{'s' if topology.nodes > 1 else ''}; {device}.")
+    page = Page(machine_words(topology), f"{ranks(topology.gpus)} on {topology.nodes} node{'s' if topology.nodes > 1 else ''}; {device}.")
     page.cards(_cards(topology, found))
     page.section(
         "What is joined to what",

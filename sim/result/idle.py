@@ -182,8 +182,25 @@ RULES = (
 
 
 def without_effect(setting: Setting, program: Program | None = None) -> list[str]:
-    """What changes nothing of this plan here: keys of the plan (`idle`), and what-ifs of the machine (`topologies.unfelt`)."""
-    return idle(setting, program) + unfelt(setting.topology, setting.plan.world)
+    """What changes nothing of this plan here: keys of the plan (`idle`), and what-ifs of the machine (`untouched`, `topologies.unfelt`)."""
+    return idle(setting, program) + untouched(setting) + unfelt(setting.topology, setting.plan.world)
+
+
+def untouched(setting: Setting) -> list[str]:
+    """A sentence for each what-if on a disk or a store that the plan neither reads from nor writes to."""
+    data, output = setting.plan.data, setting.plan.output
+    store = "store" if setting.topology.store(0) else "disk"  # the node's own takes the place of a store that is not there
+    read = {"memory": "", "disk": "disk"}.get(data.source, store)
+    written = ("disk" if output.checkpoint_to == "disk" else store) if output.checkpoint_every else ""
+    found = []
+    for edit in dict.fromkeys(setting.topology.cluster.edits):
+        part, dot, figure = edit.partition("=")[0].strip().partition(".")
+        writes, reads = figure in ("write", "total_write"), figure in ("read", "stream", "total_read")
+        if dot and part in ("disk", "store") and (writes or part != read) and (reads or part != written):
+            found.append(
+                f'{edit} has no effect: data.source = "{data.source}", checkpoint_every = {output.checkpoint_every}: nothing of it is used'
+            )
+    return found
 
 
 def idle(setting: Setting, program: Program | None = None) -> list[str]:

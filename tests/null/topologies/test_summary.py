@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from reports.pages.topology import topology_page
 from topologies.load import load_topology
 from topologies.summary import facts, summary
 from topologies.units import show_rate, show_size
@@ -52,3 +53,11 @@ def test_a_dgx_in_numbers() -> None:
     assert [(path["kind"], path["rank"], path["bytes_per_s"]) for path in found["paths"]] == [("NVL", 1, 450e9), ("NET", 8, 50e9)]
     assert found["network"] == {"rails": 8, "leaf_nodes": 32, "spines": 32, "oversubscription": 1.0}
     assert {"link": "net", "count": 8, "bytes_per_s": 50e9, "latency_s": 6e-7} in found["rows"]
+
+
+def test_what_was_changed_about_a_machine_stands_in_its_table_and_on_its_page() -> None:
+    changed = load_topology("4x dgx-h100", ("link.nvlink.rate=200 GB/s", "without=spine"))
+    assert summary(changed)["changed by"] == "link.nvlink.rate=200 GB/s, without=spine" and "changed by" not in summary(
+        load_topology("dgx-h100")
+    )
+    assert "4x dgx-h100 with link.nvlink.rate=200 GB/s, without spine" in topology_page(changed)

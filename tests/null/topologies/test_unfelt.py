@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.cost.collective.table import collective_table
+from sim.files.planfile import load_plan
 from sim.predict import predict
 from topologies.load import load_topology
 from topologies.unfelt import unfelt
@@ -65,3 +66,25 @@ def test_more_ranks_than_cores_are_told() -> None:
     said = "8 ranks of a node share its 2 CPU cores: their host threads take turns"
     assert said in predict(plan, load_topology("dgx-h100", ("cpu.cores=1",))).warnings
     assert not predict(plan, load_topology("dgx-h100", ("cpu.cores=4",))).warnings
+
+
+@pytest.mark.parametrize(
+    ("edit", "sets", "felt"),
+    [
+        ("disk.read=1 MB/s", (), False),
+        ("store.read=1 MB/s", ("data.source=disk", "data.sample=1 MiB"), False),
+        ("disk.read=1 MB/s", ("data.source=disk", "data.sample=1 MiB"), True),
+        ("disk.write=1 MB/s", ("data.source=disk", "data.sample=1 MiB"), False),
+        ("disk.latency=90 ms", ("data.source=disk", "data.sample=1 MiB"), True),
+        ("store.stream=1 MB/s", ("data.source=object-store", "data.sample=1 MiB"), True),
+        ("store.write=1 MB/s", ("output.checkpoint_every=4", "output.checkpoint_to=store"), True),
+        ("store.total_write=1 MB/s", ("output.checkpoint_every=4",), False),
+        ("disk.write=1 MB/s", ("output.checkpoint_every=4",), True),
+        ("store.read=1 MB/s", ("output.checkpoint_every=4", "output.checkpoint_to=store"), False),
+    ],
+)
+def test_a_disk_that_nothing_is_read_from_is_named(edit: str, sets: tuple[str, ...], felt: bool) -> None:
+    plan = load_plan({"model": {"base": "gpt2-124m", "layers": 2}, "parallel": {"dp_replicate": 8}, "batch": {"micro": 4}}, sets)
+    found, whole = predict(plan, load_topology("dgx-h100", (edit,))), predict(plan, "dgx-h100")
+    assert any(f"{edit} has no effect: " in text for text in found.warnings) is not felt
+    assert (found.step_time_s > 1.01 * whole.step_time_s) is felt
