@@ -39,10 +39,11 @@ class Lanes:
             item = lane.queue.popleft()
             kind = item.op.kind
             if kind == "record":
+                mark = item.mark
+                assert mark is not None
                 self._settle(lane, item)
                 self.ended(lane, item, max(lane.free, item.ready))
-                assert item.mark is not None
-                item.mark.fire(item.end, item)  # who waited for the lane may have put more on it
+                mark.fire(item.end, item)  # who waited for the lane may have put more on it
             elif kind == "wait":
                 self._wait(state, lane, item)
             else:

@@ -53,7 +53,7 @@ def simulate(
 
 
 class Engine:
-    """One simulation. After `run`, `sharing.moved` holds what went through each resource."""
+    """One simulation. After `run`, `spans` holds what each op did, `sharing.moved` what went through each resource."""
 
     def __init__(self, program: Program, pricer: Pricer, symmetry: Symmetry, detail: bool = True, condensed: bool = False) -> None:
         self.program, self.pricer, self.detail, self.condensed = program, pricer, detail, condensed
@@ -66,7 +66,9 @@ class Engine:
         self.meetings = Meetings(groups, self._complete)
         self.lanes = Lanes(clock, self.sharing, self.meetings, self.prices.meets, self._finished)
         self.states: dict[int, RankState] = {}
-        self.items: list[Item] = []
+        self.spans: list[Span] = []
+        self._changes: dict[int, list[tuple[float, int, int]]] = {}
+        """Of each rank's memory: when, whether it grows, by how much."""
         self._flops: dict[int, float] = {}
 
     def run(self) -> Trace:
@@ -74,6 +76,7 @@ class Engine:
         threads = []
         for rank in sorted(set(self.stands_for)):
             self.states[rank] = RankState(rank, self.pricer.slowdown(rank)[0])
+            self._changes[rank] = []
         if not self.detail:
             self.prices.shorten(self.states, self.condensed)
         for rank in self.states:
@@ -131,17 +134,23 @@ class Engine:
         return self.prices.meeting(teller.op, teller.rank)
 
     def _finished(self, item: Item) -> None:
-        item.index = len(self.items)
-        self.items.append(item)
+        item.index = len(self.spans)
+        self.spans.append(self._span(item))
+        op = item.op
+        # Frees sort before allocations at the same instant: the allocator hands blocks on.
+        if op.alloc:
+            self._changes[item.rank].append((item.start, 1, op.alloc))
+        if op.free:
+            self._changes[item.rank].append((item.end, 0, -op.free))
+        item.after = item.mark = None  # else every item would hold all before it
 
     def _trace(self) -> Trace:
         program = self.program
         weight: dict[int, int] = {}
         for rank in self.stands_for:
             weight[rank] = weight.get(rank, 0) + 1
-        spans = [self._span(item) for item in self.items]
         trace = Trace(
-            spans,
+            self.spans,
             "predicted",
             program.world,
             program.steps,
@@ -172,15 +181,8 @@ class Engine:
 
     def _memory(self) -> dict[int, list[tuple[float, int]]]:
         resident = sum(self.program.resident.values())
-        changes: dict[int, list[tuple[float, int, int]]] = {rank: [] for rank in self.states}
-        for item in self.items:
-            # Frees sort before allocations at the same instant: the allocator hands blocks on.
-            if item.op.alloc:
-                changes[item.rank].append((item.start, 1, item.op.alloc))
-            if item.op.free:
-                changes[item.rank].append((item.end, 0, -item.op.free))
         found: dict[int, list[tuple[float, int]]] = {}
-        for rank, deltas in changes.items():
+        for rank, deltas in self._changes.items():
             used, line = resident, [(0.0, resident)]
             for time, _, delta in sorted(deltas):
                 used += delta

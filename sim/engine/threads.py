@@ -67,9 +67,10 @@ class Thread:
         if kind == "sync" or kind == "wait":
             return self._sync(item)
         if kind == "record":
-            assert item.mark is not None
+            mark = item.mark
+            assert mark is not None
             self._finish(item, self.clock + item.cost.host)
-            item.mark.fire(self.clock, item)
+            mark.fire(self.clock, item)
             return False
         if kind in MEETING or (item.cost.uses and item.cost.seconds > 0):
             item.waiters.append(self._resume)

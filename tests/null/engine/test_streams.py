@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from sim.cost.price import Cost
 from sim.engine.run import simulate
+from sim.engine.state import Item
 from sim.engine.steps import step_times
 from sim.mesh import Mesh
 from sim.program import Op
@@ -125,6 +128,22 @@ def test_deadlock_names_who_waits() -> None:
     made = program({"host": [Op("v", "recv", "comm.pp", group="pp", peer=-1)]}, {"host": []}, mesh=Mesh({"pp": 2}))
     with pytest.raises(BadInput, match=r"rank 0 at s0/v \(recv in pp\)"):
         simulate(made, TablePricer({}))
+
+
+def test_what_has_ended_is_let_go() -> None:
+    """A span says all of an op: of a thousand with events, which refer to each other, only lanes' last ones remain. (A step of two million took
+    a fifth longer, for Python to find them, and a third more memory.)"""
+    ops = [op for at in range(500) for op in (kernel("a"), Op(f"r{at}", "record", "compute", event="e"))]
+    made = program({"host": [*ops, Op("w", "wait", "side", event="e")]})
+    gc.collect()
+    gc.disable()
+    try:
+        trace = simulate(made, TablePricer({"a": 1.0}))
+        left = sum(isinstance(one, Item) for one in gc.get_objects())
+    finally:
+        gc.enable()
+    assert len(trace.spans) == 1001
+    assert left < 10
 
 
 def test_same_input_same_trace() -> None:
