@@ -12,7 +12,7 @@ in C++ that launches it in training (lists of the optimizer, DDP's buckets), whi
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +37,9 @@ _ROUNDS, _OPS = 5, 100
 """Of ops that do nothing, by which the player's own time is told."""
 POOL = 32
 """Streams of one priority on a device; torch gives them out in turn, to communicators of NCCL too (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
+_KEPT = 16
+"""Results that are kept until as many others have come. What is given back at once is taken again by the next kernel, which would write into lines that
+L2 holds; a step's kernels write to memory that was last touched long ago, as the probe's do (`executor.kernels.bodies.held`)."""
 _SMALL = 1 << 18
 """Elements of the kernel by which is told what events around a kernel take: some microseconds of any GPU."""
 Pair = tuple[torch.cuda.Event, torch.cuda.Event]
@@ -80,6 +83,7 @@ class StreamPlayer(Player):
         self._events: Kept[torch.cuda.Event] = Kept(crossing)
         self._pairs: list[Pair | None] = []
         self._bodies: dict[int, Body] = {}
+        self._made: deque[object] = deque(maxlen=_KEPT)
         self._queued = {id(op) for _, op in program.ops(world.rank, HOST) if op.lane != HOST and op.kind in _DEVICE and op.how not in _FILE}
         """id(op) of what is launched on a stream."""
         self._tags: Counter[tuple[str, str, int]] = Counter()
@@ -237,7 +241,7 @@ class StreamPlayer(Player):
             self._to(op.lane)
             if pair is not None:
                 pair[0].record(stream)
-            self._bodies[id(op)]()
+            self._made.append(self._bodies[id(op)]())
             if pair is not None:
                 pair[1].record(stream)
             if op.blocking:

@@ -163,6 +163,23 @@ def test_what_events_take_is_read_at_the_clock_of_the_passes(tmp_path: Path, mon
     assert order == ["awake", "read"]
 
 
+def test_a_kernel_does_not_write_where_the_one_before_has(tmp_path: Path) -> None:
+    """It would find those lines in L2; in a step, as in the probe, results come to memory that was last touched long ago."""
+    player, _, ops, _, _ = _play(BASE, tmp_path)
+    at, op = next((call, op) for call, op in ops if id(op) in player._queued and op.kind == "compute")
+    places = list[int]()
+
+    def made() -> torch.Tensor:
+        found = torch.empty(1 << 16)
+        places.append(found.data_ptr())
+        return found
+
+    player._bodies[id(op)] = made
+    for _ in range(40):
+        player._one(at, op, 2, None)
+    assert all(place not in places[max(0, number - 16) : number] for number, place in enumerate(places))
+
+
 def test_watched_passes_give_spans_and_the_others_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, asked = _program(BASE), list[play.Request]()
 
