@@ -104,3 +104,13 @@ def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
     assert found.losses[-1] < found.losses[0]
     copied = [span for span in found.trace.spans if span.kind == "copy" and span.cls == "comm.dp"]
     assert {"HtoD", "DtoH"} <= {way for span in copied for way in ("HtoD", "DtoH") if way in span.name}, "gloo sums on the host"
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_played_sum_of_two_gpus_does_not_pass_through_the_host(tmp_path: Path) -> None:
+    predicted = predict(load_plan("nccl-two-gpus"), "this-machine", fold=False)
+    assert predicted.program is not None
+    played = run_play(predicted.program, {}, tmp_path, 4)
+    sums = [span for span in played.trace.spans if span.name == "all_reduce" and span.step == 1]
+    assert sums and min(span.bytes / span.seconds for span in sums) > 3e9, "gloo's take milliseconds for the 4 MB"
