@@ -60,7 +60,9 @@ def this_machine(device: str, folder: Path) -> Topology:
     Where the driver's tool is not there, or cannot tell who hangs on what (in some containers), the GPUs that NVML or torch counts on one socket:
     assumed.
     """
-    if device == "cuda" and ("MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "") or device_facts().get("slices")):
+    facts = _facts() if device == "cuda" and not hidden() else {}
+    named = device == "cuda" and "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if named or facts.get("slices") or "MIG" in facts.get("name", "").split():
         raise Refused(
             "this machine's GPU is cut into slices (MIG), whose rates are not in the catalog: the table would compare a slice with predictions of "
             "the whole. Have MIG turned off (nvidia-smi -mig 0), or take another GPU (CUDA_VISIBLE_DEVICES)"
@@ -68,12 +70,11 @@ def this_machine(device: str, folder: Path) -> Topology:
     try:
         machine = load_topology("this-machine")
     except BadInput as error:
-        counted = _counted(str(error), folder) if device == "cuda" else None
-        if counted is None:
+        if not facts:
             raise
-        return counted
-    if device == "cuda" and machine.kind != device:
-        machine = _counted("no nvidia-smi", folder) or machine
+        return _counted(facts, str(error), folder)
+    if facts and machine.kind != device:
+        machine = _counted(facts, "no nvidia-smi", folder)
     if machine.kind != device:
         raise Refused(
             f"this machine's devices are of kind {machine.kind}, asked for was {device}. Without a GPU, `--device cpu` walks the same way with "
@@ -82,17 +83,17 @@ def this_machine(device: str, folder: Path) -> Topology:
     return machine
 
 
-def _counted(why: str, folder: Path) -> Topology | None:
-    """The GPUs that NVML counts, or torch where that is not installed, on one socket; None where there are none, or CUDA_VISIBLE_DEVICES hides them."""
-    if hidden():
-        return None
-    facts, by = device_facts(), "NVML"
-    if not facts.get("name"):
-        facts, by = _seen_by_torch(), "torch"
-    if not facts.get("name"):
-        return None
+def _counted(facts: dict[str, Any], why: str, folder: Path) -> Topology:
+    """As many GPUs as are counted, on one socket."""
     key = catalog_key(facts["name"], round(facts.get("memory_bytes", 0) / 2**20))
-    return load_topology(_on_one_socket("this-machine", f"{by}; {why}"[:200], key, facts.get("count", 1), folder))
+    return load_topology(_on_one_socket("this-machine", f"{facts['by']}; {why}"[:200], key, facts.get("count", 1), folder))
+
+
+def _facts() -> dict[str, Any]:
+    """What NVML says of the GPUs, or torch where that is not installed; {} where there are none. torch's name of a slice has its profile in it."""
+    if (facts := device_facts()).get("name"):
+        return facts | {"by": "NVML"}
+    return facts | {"by": "torch"} if (facts := _seen_by_torch()) else {}
 
 
 _LOOK = "import torch; one = torch.cuda.get_device_properties(0); print(torch.cuda.device_count(), one.total_memory, one.name)"

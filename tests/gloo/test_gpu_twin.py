@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,13 @@ def test_a_slice_of_a_gpu_is_not_measured_as_its_whole(tmp_path: Path, monkeypat
     monkeypatch.setattr(gpu_cases, "device_facts", lambda: whole | {"slices": True})
     with pytest.raises(Refused, match="slices"):
         gpu_cases.this_machine("cuda", tmp_path)
+    # Without NVML torch alone tells: nvidia-smi names the whole, and its memory.
+    monkeypatch.setattr(gpu_cases, "device_facts", dict)
+    monkeypatch.setattr(gpu_cases, "load_topology", lambda name: load_topology("dgx-h100"))
+    for name in ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3"):
+        monkeypatch.setattr(gpu_cases, "_LOOK", f"print(1, 10334765056, '{name}')")
+        with pytest.raises(Refused, match="slices") if "MIG" in name else nullcontext():
+            assert gpu_cases.this_machine("cuda", tmp_path).kind == "cuda"
 
 
 def test_a_probe_that_fails_leaves_the_uncalibrated_figures(tmp_path: Path, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
