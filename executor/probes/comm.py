@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from executor.players.communication import all_gather, reduce_scatter
+from executor.players.events import wake
 from executor.probes.bench import Bench
 from executor.repeats import means
 
@@ -24,6 +25,7 @@ def collectives(bench: Bench) -> None:
         groups = [dist.new_group(list(range(first, first + count))) for first in range(0, bench.world.size - count + 1, count)]
         mine = bench.world.rank // count
         group = groups[mine] if mine < len(groups) else None
+        wake(bench.world.device)  # NCCL has taken seconds to connect, in which a GPU's clocks fall
         for name in NAMES:
             bench.phase(f"{name} over {count} ranks")
             for size in sizes:
@@ -159,6 +161,7 @@ def messages(bench: Bench) -> None:
     bench.phase("send and receive")
     peer = rank ^ 1
     pairs = [dist.new_group([first, first + 1]) for first in range(0, size - 1, 2)]
+    wake(bench.world.device)
     for count in _BYTES[::2] if bench.quick else _BYTES:
         if peer >= size:
             continue

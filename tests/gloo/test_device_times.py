@@ -175,6 +175,18 @@ def test_collectives_are_timed_by_events(bench: Bench) -> None:
     assert len(found) >= 3 and len(calls) >= 15 and cpu == 0.0
 
 
+def test_clocks_are_up_again_when_ranks_have_connected(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making a communicator takes NCCL a second and the device nothing: at a sixth of the clock its smallest messages last longest."""
+    order: list[str] = []
+    monkeypatch.setattr(probe_comm.dist, "new_group", lambda ranks: order.append("connected"))
+    monkeypatch.setattr(probe_comm, "wake", lambda device: order.append("awake"))
+    monkeypatch.setattr(probe_comm, "_repeat", lambda *_: (order.append("timed"), ([1e-6], 0.0))[1])
+    monkeypatch.setattr(bench.world, "size", 2)
+    probe_comm.collectives(bench)
+    probe_comm.messages(bench)
+    assert order.count("connected") == 2 and all(order[at + 1] == "awake" for at, what in enumerate(order) if what == "connected")
+
+
 @pytest.mark.parametrize(("launch", "kernel"), [(30e-6, 10e-6), (30e-6, 2e-3), (200e-6, 10e-6)])
 def test_the_launch_of_a_collective_is_not_in_it(launch: float, kernel: float, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     device = StandIn(simulated=True)
