@@ -37,7 +37,8 @@ def main(words: list[str]) -> int:
     keep = asked.keep if asked.device == "cuda" else None
     try:
         _, total, folder = twin_gpu(
-            asked.names or None, asked.out, minutes=asked.minutes, gpus=asked.gpus, device=asked.device, steps=asked.steps, quick=asked.quick, keep=keep
+            asked.names or None, asked.out, minutes=asked.minutes, gpus=asked.gpus, device=asked.device, steps=asked.steps, quick=asked.quick, keep=keep,
+            say=lambda text: print(text, flush=True),  # rows at once: where output goes into a pipe, what ends this leaves nothing of it else
         )  # fmt: skip
     except SteptwinError as error:
         print(error, file=sys.stderr)

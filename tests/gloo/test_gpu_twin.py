@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -285,6 +287,21 @@ def test_the_bare_command(tmp_path: Path, runs: list[str], capsys: pytest.Captur
     assert gpu_run.main(["gpt2-124m", *asked, "--minutes", "-1"]) == 4
     assert page_main([str(tmp_path / "cpu" / "summary.json")]) == 0
     assert "ladder" in (tmp_path / "cpu" / "report.html").read_text("utf-8")
+
+
+def test_each_row_is_shown_when_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a pipe Python writes some kilobytes at once: a table that is ended there would have said nothing."""
+    shown = io.TextIOWrapper(buffer := io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", shown)
+    seen: list[bytes] = []
+
+    def table(*_: Any, say: Any, **__: Any) -> Any:
+        say("a row")
+        seen.append(buffer.getvalue())
+        return [], SimpleNamespace(measured=1, plans=1), tmp_path
+
+    monkeypatch.setattr(gpu_twin, "twin_gpu", table)
+    assert gpu_run.main(["--device", "cpu", "--out", str(tmp_path)]) == 0 and seen == [b"a row\n"]
 
 
 def _site(machine: str, folder: Path) -> Site:
