@@ -18,11 +18,16 @@ MACHINE = "topology.toml"
 
 def machine_words(topology: Topology) -> str:
     """The machine's name and its edits: `dgx-h100 with gpu=h200-sxm, link.nvlink.rate=100 GB/s, without nic:n0/nic1`."""
-    pairs = [tuple(part.strip() for part in edit.partition("=")[::2]) for edit in topology.cluster.edits]
+    return changed_words(topology.name, topology.cluster.edits)
+
+
+def changed_words(name: str, edits: tuple[str, ...]) -> str:
+    """The same of a machine by name."""
+    pairs = [tuple(part.strip() for part in edit.partition("=")[::2]) for edit in edits]
     changed = ", ".join(f"{key}={value}" for key, value in pairs if key not in _GONE)
     gone = " and ".join(value for key, value in pairs if key in _GONE)
     told = [f"with {changed}" if changed else "", f"without {gone}" if gone else ""]
-    return f"{topology.name} {', '.join(part for part in told if part)}".rstrip()
+    return f"{name} {', '.join(part for part in told if part)}".rstrip()
 
 
 def machine_files(source: str, edits: tuple[str, ...] = ()) -> dict[str, str]:

@@ -51,7 +51,7 @@ def parse_space(written: str | Mapping[str, Iterable[Any]]) -> dict[str, tuple[s
         key, equals, values = word.partition("=")
         if not equals or not key or not values:
             raise BadInput(f"cannot read '{word}' in the space: write key=value,value e.g. tp=1,2,4 pp=1..8")
-        if SHORT.get(key, key) in (SHORT.get(known, known) for known in space):
+        if any(_full(key) == _full(known) for known in space):
             raise BadInput(f"the space names '{key}' twice; write all its values once, by comma")
         if key not in SHORT and key not in _OWN and "." not in key and not is_edit(key):
             raise unplaced(key, "the space") or UnknownName("key", key, [*SHORT, *_OWN, *keys()], "the space")
@@ -59,6 +59,10 @@ def parse_space(written: str | Mapping[str, Iterable[Any]]) -> dict[str, tuple[s
     if not space:
         raise BadInput("the space is empty: name at least one key, e.g. tp=1,2,4")
     return space
+
+
+def _full(key: str) -> str:
+    return SHORT.get(key, key).removeprefix("fabric.")
 
 
 def _listed(values: Any) -> str:
@@ -206,8 +210,8 @@ def point(at: Mapping[str, str], on: str) -> Candidate:
 
 
 def edits_of(at: Mapping[str, str]) -> tuple[str, ...]:
-    """What values by key change about the machine."""
-    return tuple(f"{key}={value}" for key, value in at.items() if is_edit(key))
+    """What values by key change about the machine: other GPUs first, as they come with figures of their own."""
+    return tuple(f"{key}={at[key]}" for key in sorted(filter(is_edit, at), key=lambda key: key != "gpu"))
 
 
 def settings_of(key: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from sim.files.machinefile import changed_words
 from sim.planning.sweeps.space import edits_of, settings_of
 from topologies.errors import BadInput
 
@@ -65,8 +66,7 @@ class Row(msgspec.Struct, frozen=True):
     @property
     def machine(self) -> str:
         """The machine in words."""
-        changed = ", ".join(self.edits)
-        return f"{self.on} with {changed}" if changed else self.on
+        return changed_words(self.on, self.edits)
 
     @property
     def unit(self) -> str:

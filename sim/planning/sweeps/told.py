@@ -11,7 +11,10 @@ from sim.plan import Plan
 from sim.planning.sweeps.space import named, settings_of
 from sim.planning.sweeps.sweep import Sweep
 from sim.planning.sweeps.tables import MOST, said_row, split_of, unit_of
+from sim.result.idle import untouched
+from sim.setting.bind import bind
 from topologies.errors import BadInput
+from topologies.unfelt import unfelt
 from topologies.verbs import Desk
 
 
@@ -39,8 +42,26 @@ def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str],
     desk.show(_few(found) | more | told, False, "sweep")
     if len(found.by_machine) > 1:
         desk.show({"rows": _machines(found)}, False, "the best on each machine")
+    for text in unfelt_by_all(found, edits):
+        desk.say(f"warning: {text}")
     if refusals:
         desk.show({"rows": refusals[:3]}, False, "points that are no plan")
+
+
+def unfelt_by_all(found: Sweep, edits: tuple[str, ...]) -> list[str]:
+    """A sentence for each what-if, of all machines or a key of the space, that no machine's best plan feels."""
+    told: dict[str, str] = {}
+    felt: set[str] = set()
+    for row in found.by_machine:
+        setting = bind(found.plan(row), row.on, (*edits, *row.edits))
+        texts = {
+            text.partition(" has no effect: ")[0]: text for text in (*untouched(setting), *unfelt(setting.topology, setting.plan.world))
+        }
+        for edit in setting.topology.cluster.edits:
+            key = edit.partition("=")[0]
+            felt |= set() if edit in texts else {key}
+            told.setdefault(key, texts.get(edit, ""))
+    return [text for key, text in told.items() if key not in felt]
 
 
 def again_by(source: str, overrides: tuple[str, ...], edits: tuple[str, ...], found: Sweep) -> str:

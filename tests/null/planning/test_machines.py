@@ -14,6 +14,7 @@ from sim.planning.sweeps.search import search
 from sim.planning.sweeps.space import candidates, named, parse_space
 from sim.planning.sweeps.store import Row
 from sim.planning.sweeps.sweep import Sweep, sweep
+from sim.planning.sweeps.told import unfelt_by_all
 from sim.predict import predict_setting
 from sim.setting.bind import bind
 from topologies.errors import BadInput
@@ -90,6 +91,7 @@ def test_what_no_machine_has_is_bad_input_and_what_one_lacks_is_no_plan(tmp_path
         ("without=nvlnk,nic", "the space has without=nvlnk: .*Did you mean nvlink"),
         ("link.nvlink.rate=200 GB/s on=l4-x8", "the space has link.nvlink.rate=200 GB/s: .*l4-x8 has no nvlink"),
         ("railes=4", "Did you mean rails"),
+        ("rails=4 fabric.rails=8", "names 'fabric.rails' twice"),
     ):
         with pytest.raises(BadInput, match=told):
             sweep(PLAN, parse_space(space), ON, tmp_path / "s.sqlite")
@@ -111,3 +113,22 @@ def test_a_sampler_looks_at_machines_too(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     found = search(PLAN, parse_space(SPACE), ON, tmp_path / "s.sqlite", trials=8)
     assert found.counts["done"] == 8 and len(found.by_machine) == 4
+
+
+def test_other_gpus_come_before_their_figures() -> None:
+    """Wherever they stand in the space: they bring figures of their own, and were refused after one that was changed."""
+    found = list(candidates(PLAN, parse_space("gpu.power=500 W gpu=h200-sxm without=p2p"), ON))
+    assert [one.edits for one, _ in found] == [("gpu=h200-sxm", "gpu.power=500 W", "without=p2p")]
+    assert named(PLAN, found[0][0].key) == found[0]
+    assert Row(found[0][0].key, "done").machine == f"{ON} with gpu=h200-sxm, gpu.power=500 W, without p2p"
+
+
+def test_what_no_plan_of_a_sweep_feels_is_said(tmp_path: Path) -> None:
+    def told(space: str, *edits: str) -> list[str]:
+        return unfelt_by_all(sweep(PLAN, parse_space(space), ON, tmp_path / f"{len(space)}.sqlite", edits=edits), edits)
+
+    assert told("oversubscription=1,8") == [
+        "oversubscription=1 has no effect: all 2 nodes hang on the same leaf switches, of 32 nodes each, below the spines; pod=1 puts them on two"
+    ]
+    assert told("pod=1,32 oversubscription=8") == []  # felt where the nodes are on two leaves
+    assert ["disk.read=1 MB/s has no effect: " in text for text in told("micro=2,4", "disk.read=1 MB/s")] == [True]
