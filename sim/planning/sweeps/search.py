@@ -62,6 +62,11 @@ def search(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | 
     return concluded(base, rows, path)
 
 
+def _minimised(row: Row) -> float:
+    """What the best of a sweep has the least of (`Row.worth`), as one number."""
+    return row.effort if row.cost is None else row.worth[0]
+
+
 def _study(seed: int) -> Any:
     try:
         optuna = import_module("optuna")
@@ -93,7 +98,7 @@ class _Hunt:
     def best(self) -> str:
         """The fastest so far, in words."""
         done = [row for row in self.known.values() if row.outcome == "done"]
-        return min(done, key=lambda row: row.effort).key if done else "none fits yet"
+        return min(done, key=lambda row: row.worth).key if done else "none fits yet"
 
     def batch(self, size: int) -> int:
         """Looks at what the sampler proposes; returns how many points of it were new."""
@@ -161,10 +166,12 @@ class _Hunt:
         trial = import_module("optuna").trial
         done = row.outcome == "done"
         state = trial.TrialState.COMPLETE if done else trial.TrialState.PRUNED
-        self._study.add_trial(trial.create_trial(params=at, distributions=self._kinds, value=row.effort if done else None, state=state))
+        self._study.add_trial(
+            trial.create_trial(params=at, distributions=self._kinds, value=_minimised(row) if done else None, state=state)
+        )
 
     def _tell(self, trial: Any, row: Row) -> None:
         if row.outcome == "done":
-            self._study.tell(trial, row.effort)
+            self._study.tell(trial, _minimised(row))
         else:
             self._study.tell(trial, state=import_module("optuna").trial.TrialState.PRUNED)

@@ -152,3 +152,13 @@ def test_prices_rank_by_money_too(sampler: list[Sampler], tmp_path: Path) -> Non
     found = look(tmp_path / "a.sqlite", 12, prices={"dgx-h100": 3.0})
     for row in found.feasible:
         assert row.cost == pytest.approx(8 * 3.0 / 3600 / ((row.rate or 0) * 256) * 1e6)
+
+
+def test_where_prices_are_known_the_sampler_looks_for_the_least_money(sampler: list[Sampler], tmp_path: Path) -> None:
+    """An A100 that costs a tenth of an H100 is worth more than the faster one: the sampler was told that it is not."""
+    space = parse_space("micro=1,2 gpus=8 on=dgx-h100,dgx-a100")
+    found = search(PLAN, space, "dgx-h100", tmp_path / "a.sqlite", trials=4, prices={"dgx-h100": 10.0, "dgx-a100": 1.0})
+    assert found.best is not None and found.best.on == "dgx-a100"
+    again = search(PLAN, space, "dgx-h100", tmp_path / "a.sqlite", trials=4, prices={"dgx-h100": 10.0, "dgx-a100": 1.0})
+    told = {one.params["on"]: one.value or 0.0 for one in sampler[-1].known}
+    assert again.best == found.best and told["dgx-a100"] < told["dgx-h100"]
