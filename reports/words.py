@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import NamedTuple
 
+from topologies.edits import is_edit
 from topologies.units import show_size
 
 
@@ -22,6 +23,11 @@ def seconds(value: float) -> str:
     if size >= 1e-3 or value == 0:
         return f"{value * 1e3:,.2f} ms"
     return f"{value * 1e6:,.2f} us"
+
+
+def setting(key: str) -> str:
+    """A key in short: `parallel.tp` -> `tp`; one of the machine keeps the part that it is of, `link.net.rate` -> `net.rate`."""
+    return key.removeprefix("link.") if is_edit(key) else key.rpartition(".")[2]
 
 
 class Clock(NamedTuple):

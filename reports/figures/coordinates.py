@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from reports.page import no_narrower
-from reports.words import safe, seconds, short
+from reports.words import safe, seconds, setting, short
 from sim.planning.sweeps.space import settings_of
 from sim.planning.sweeps.store import Row
 
@@ -106,7 +106,7 @@ def _choices(key: str, values: Sequence[str]) -> Axis | None:
     place = {mark: at / (len(marks) - 1) for at, mark in enumerate(marks)}
     shown = marks if len(marks) <= 12 else [marks[0], marks[len(marks) // 2], marks[-1]]
     return Axis(
-        safe(short(key.rpartition(".")[2], 16)),
+        safe(short(setting(key), 16)),
         [place[value] for value in values],
         [(place[mark], safe(short(mark, 14))) for mark in shown],
     )

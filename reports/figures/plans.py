@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from reports.figures.coordinates import per_gpu
 from reports.figures.palette import WORDS, colour
 from reports.page import no_narrower
-from reports.words import clock, safe, seconds, short
+from reports.words import clock, safe, seconds, setting, short
 from sim.planning.sweeps.front import kind
 from sim.planning.sweeps.space import settings_of
 from sim.planning.sweeps.store import Row
@@ -60,7 +60,7 @@ def _differences(rows: Sequence[Row]) -> list[str]:
     """Each plan by the settings in which these plans differ: `tp=2 recompute=none`."""
     found = [settings_of(row.key) for row in rows]
     keys = [key for key in dict.fromkeys(key for one in found for key in one) if len({one.get(key) for one in found}) > 1]
-    return [" ".join(f"{key.rpartition('.')[2]}={one[key]}" for key in keys if key in one) for one in found]
+    return [" ".join(f"{setting(key)}={one[key]}" for key in keys if key in one) for one in found]
 
 
 def pareto_figure(ranked: Sequence[Row], front: Sequence[Row]) -> go.Figure:

@@ -51,7 +51,7 @@ def sweep_page(title: str, found: Sweep) -> str:
         page.section("The best on each machine", "And on each number of its GPUs; the best of all first.")
         page.table(*_machines(found.by_machine))
     page.section("Time, memory and cost" if any(row.cost for row in ranked) else "Time and memory",
-                 "Each point is a plan that fits. No other plan beats those on the line in everything; hover for the plan.")  # fmt: skip
+                 "Each point is a plan that fits. No other plan beats those on a line in everything, on as many GPUs of the same machine; hover for the plan.")  # fmt: skip
     page.figure(pareto_figure(ranked, found.front))
     if len(ranked) > 1:
         page.section(

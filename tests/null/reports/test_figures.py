@@ -9,6 +9,7 @@ from reports.figures.collective import bandwidth
 from reports.figures.coordinates import MOST, axes, bands, coordinates
 from reports.figures.deviation import scatter, step_times, waterfall
 from reports.figures.memory import clip, envelope, memory_line
+from reports.figures.plans import breakdowns
 from reports.figures.scaling import days, expense, legible, scaling
 from reports.page import Page, no_narrower
 from reports.words import count, gib, rate, safe, seconds, short, volume
@@ -163,6 +164,18 @@ ROWS = [
 def test_settings_of_a_row() -> None:
     assert settings_of(ROWS[0].key) == {"parallel.tp": "1", "batch.micro": "2", "on": "2x dgx-h100"}
     assert settings_of(" on=dgx-h100") == {"on": "dgx-h100"}
+
+
+def test_two_rates_of_a_machine_are_told_apart() -> None:
+    """Both axes were called "rate"."""
+    keys = (
+        "link.net.rate=50 GB/s link.nvlink.rate=450 GB/s batch.micro=1 on=x",
+        "link.net.rate=25 GB/s link.nvlink.rate=100 GB/s batch.micro=2 on=x",
+    )
+    rows = [Row(key, "done", step_time=1.0, rate=1.0, memory=1, gpus=1) for key in keys]
+    assert [axis.label for axis in axes(rows)][:3] == ["net.rate", "nvlink.rate", "micro"]
+    (first, _) = breakdowns([Row(row.key, "done", step_time=1.0, detail='{"breakdown": {"compute_s": 1.0}}') for row in rows]).data[0].y
+    assert first.replace("<br>", " ") == "1. net.rate=50 GB/s nvlink.rate=450 GB/s micro=1"
 
 
 def test_coordinates_show_only_what_differs_in_the_order_of_numbers() -> None:
