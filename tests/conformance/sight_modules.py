@@ -1,5 +1,5 @@
 """Vision-language models in plain PyTorch with transformers' order of operators: CLIP's tower with LLaVA's projector, Qwen2.5-VL's tower with its
-merger, SigLIP's with Gemma 3's. All read by the same small Llama."""
+merger, Qwen3-VL's with its four, SigLIP's with Gemma 3's. All read by the same small Llama."""
 
 # mypy: disable-error-code="no-any-return,no-untyped-call"
 from __future__ import annotations
@@ -101,6 +101,65 @@ class Qwen(nn.Module):
         return x
 
 
+class Qwen3Layer(Layer):
+    def __init__(self, h: int, heads: int, ffn: int) -> None:
+        super().__init__(h, heads, ffn, nn.GELU("tanh"))
+        del self.q, self.k, self.v
+        self.qkv = nn.Linear(h, 3 * h)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        q, k, v = (heads_of(y, self.heads) for y in self.qkv(self.norm1(x)).chunk(3, -1))
+        x = x + self.proj(joined(F.scaled_dot_product_attention(rotated(q, cos, sin), rotated(k, cos, sin), v)))
+        return x + self.down(self.act(self.up(self.norm2(x))))
+
+
+class Qwen3(nn.Module):
+    """Patches of 7 pixels in two frames, flat, with positions from a table; what the first two of three layers make goes through mergers."""
+
+    def __init__(self, h: int = 96, heads: int = 4, ffn: int = 384, n: int = 3, out: int = 128) -> None:
+        super().__init__()
+        self.patch, self.width, self.table = nn.Linear(3 * 2 * 49, h), h // heads, nn.Embedding(36, h)
+        self.layers = nn.ModuleList(Qwen3Layer(h, heads, ffn) for _ in range(n))
+        self.mergers = nn.ModuleList(DeepMerger(h, out) for _ in range(n - 1))
+
+    def forward(self, pictures: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        b, n = pictures.shape[:2]
+        index = torch.arange(b * n * 4, device=pictures.device).view(-1, 4) % 36
+        weights = torch.full(index.shape, 0.25, device=pictures.device)
+        x = self.patch(pictures)
+        x = x + (self.table(index) * weights[:, :, None]).sum(1).view(x.shape)
+        angles = torch.outer(torch.arange(n, dtype=x.dtype, device=x.device), torch.ones(self.width, dtype=x.dtype, device=x.device))
+        cos, sin = angles.cos(), angles.sin()
+        deep = []
+        for at, layer in enumerate(self.layers):
+            x = layer(x, cos, sin)
+            if at < len(self.mergers):
+                deep.append(self.mergers[at](x))
+        return x, deep
+
+
+class DeepMerger(nn.Module):
+    """Of four patches each, whose norm comes after."""
+
+    def __init__(self, h: int, out: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4 * h), nn.Linear(4 * h, 4 * h), nn.Linear(4 * h, out)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(self.norm(x.view(x.shape[0], -1, self.up.in_features)))))
+
+
+class LastMerger(DeepMerger):
+    """... and before."""
+
+    def __init__(self, h: int, out: int) -> None:
+        super().__init__(h, out)
+        self.norm = nn.LayerNorm(h)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(self.norm(x).view(x.shape[0], -1, self.up.in_features))))
+
+
 class Mlp(nn.Module):
     """LLaVA's projector."""
 
@@ -145,7 +204,9 @@ class Joined(Llama):
         self.tower, self.projector = tower.requires_grad_(not frozen), projector
 
     def forward(self, pictures: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        seen = self.projector(self.tower(pictures))
+        seen = self.tower(pictures)
+        seen, deep = seen if isinstance(seen, tuple) else (seen, [])
+        seen = self.projector(seen)
         x = self.embed(ids)
         places = (torch.arange(ids.shape[1], device=ids.device) < seen.shape[1])[None, :, None].expand_as(x)
         x = x.masked_scatter(places, seen)
@@ -153,6 +214,16 @@ class Joined(Llama):
             torch.arange(ids.shape[1], dtype=x.dtype, device=x.device), torch.ones(self.width, dtype=x.dtype, device=x.device)
         )
         cos, sin = angles.cos(), angles.sin()
-        for layer in self.layers:
+        for at, layer in enumerate(self.layers):
             x = layer(x, cos, sin)
+            x = stacked(x, deep[at]) if at < len(deep) else x
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), ids.flatten())
+
+
+def stacked(x: torch.Tensor, deep: torch.Tensor) -> torch.Tensor:
+    """Rows of a copy, taken by their numbers (fake tensors count no mask), summed and put back."""
+    n = deep.shape[1]
+    rows = (torch.arange(x.shape[0] * n, device=x.device) // n) * x.shape[1] + torch.arange(x.shape[0] * n, device=x.device) % n
+    y = x.flatten(0, 1).clone()
+    y[rows] = y[rows] + deep.flatten(0, 1)
+    return y.view(x.shape)

@@ -25,7 +25,7 @@ PLAIN = Framework(name="plain", source="test").but(
     precision={"param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32"},
     optimizer={"implementation": "fused"},
     elementwise={"norm_kernels": "apart"},
-    linears={"fused_projections": False},
+    linears={"fused_projections": False, "joins_gradients": True},
 )
 LLAMA = Decoder(layers=2, hidden=128, heads=4, ffn=352, vocab=1000, fused_qkv=False)
 
@@ -73,6 +73,18 @@ PAIRS = {
         ),
         False,
     ),
+    "qwen3": Pair(
+        lambda: modules.Joined(modules.Qwen3(), modules.LastMerger(96, 128)),
+        (Input((2, 64, 294)), IDS),
+        VisionLanguage(
+            tower=Tower(
+                layers=3, hidden=96, heads=4, ffn=384, fused_qkv=True, image=56, patch=7, frames=2, patch_bias=True, position="rope", grid=6,
+            ),
+            projector=Projector(merge=2, norm="layernorm", inner=384, deepstack=(0, 1)),
+            decoder=LLAMA,
+        ),
+        False,
+    ),
 }  # fmt: skip
 
 
@@ -106,7 +118,18 @@ def test_each_product_is_the_captured_one(name: str) -> None:
 @pytest.mark.no_cover
 @pytest.mark.parametrize("name", PAIRS)
 def test_blocks_move_what_is_captured(name: str) -> None:
-    hold_bytes(*both(name), [("L0", "V0"), ("mid", "embed")])
+    more = [("embed", "patches"), ("L1", "merger0")] if name == "qwen3" else []
+    hold_bytes(*both(name), [("L0", "V0"), ("mid", "embed"), *more])
+
+
+@pytest.mark.no_cover
+def test_what_deepstack_adds_to_a_layer_is_what_is_captured() -> None:
+    """The decoder's first layer takes a tower's layer, as the second does; of the second its norm is summed in the block after it."""
+    captured, described = both("qwen3")
+    found = sum(w.bytes for name in ("L5", "L6", "head") for w in works_of(captured, name))
+    hold = sum(w.bytes for name in ("L0", "deepstack0", "L1", "deepstack1", "head") for w in works_of(described, name))
+    assert found == pytest.approx(hold, rel=0.04)
+    assert hold - sum(w.bytes for name in ("deepstack0", "deepstack1") for w in works_of(described, name)) < 0.97 * found
 
 
 @pytest.mark.no_cover

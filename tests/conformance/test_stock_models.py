@@ -112,6 +112,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "qwen-vl": SEEING | {
         "tower": TOWER | {"activation": "swiglu", "norm": "rmsnorm", "frames": 2, "position": "rope", "window": 4, "full_every": 2},
         "projector": {"merge": 2, "norm": "rmsnorm", "inner": 256}, "frozen": ["tower", "projector"]},
+    "qwen3-vl": SEEING | {
+        "tower": TOWER | {"layers": 3, "frames": 2, "position": "rope", "grid": 6, "patch_bias": True}, "frozen": ["tower"],
+        "projector": {"merge": 2, "norm": "layernorm", "inner": 256, "deepstack": [0, 1]}},
     "intern": SEEING | {
         "tower": TOWER | {"class_token": True, "layer_scale": True}, "images": 2, "frozen": ["decoder"],
         "projector": {"merge": 2, "norm": "layernorm", "joined_norm": True}},

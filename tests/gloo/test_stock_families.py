@@ -59,6 +59,12 @@ SEEING = {
     "decoder": GPT | {"tied": True, "kv_heads": 2},
     "images": 2,
 }
+DEEP = {
+    "family": "vlm",
+    "tower": {"layers": 3, "hidden": 64, "heads": 4, "ffn": 128, "image": 32, "patch": 8, "frames": 2, "position": "rope", "grid": 6},
+    "projector": {"merge": 2, "norm": "layernorm", "inner": 256, "deepstack": [0, 1]},
+    "decoder": GPT | {"tied": True, "kv_heads": 2},
+}
 MODELS = {
     "moe": MOE,
     "sigmoid": SIGMOID,
@@ -70,6 +76,7 @@ MODELS = {
     "convnext": NEXT,
     "t5": T5,
     "seeing": SEEING,
+    "deepstack": DEEP,
     "frozen tower": SEEING | {"frozen": ["tower"]},
 }
 SPLITS: dict[str, dict[str, Any]] = {"one": {}, "ddp": {"dp_replicate": 2}, "fsdp": {"dp_shard": 2, "zero": 3}}

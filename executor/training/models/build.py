@@ -54,7 +54,8 @@ _ENDS = {"embed", "stem", "target", "patches", "head"}
 def ends_of(names: Iterable[str]) -> set[str]:
     """Of the names of a model's blocks those that are no layers: its beginning and its head. Plain stacks begin with a stage."""
     given = set(names)
-    return given & _ENDS | (given & {"S0"} if not given & {"embed", "stem"} else set())
+    between = {name for name in given if name.startswith(("merger", "deepstack"))}
+    return given & _ENDS | between | (given & {"S0"} if not given & {"embed", "stem"} else set())
 
 
 class Model(nn.Sequential):
@@ -156,9 +157,7 @@ def blocks_of(spec: ModelSpec, habits: Framework, seq: int, tp: int) -> Blocks:
         yield from encdec.blocks(spec, habits, seq)
     elif isinstance(spec, VisionLanguage):
         yield from sight.blocks(spec, habits, seq)
-        for name, block in blocks_of(spec.decoder, habits, seq, tp):
-            if name != "embed":
-                yield name, block.requires_grad_("decoder" not in spec.frozen)
+        yield from sight.deepened(spec, (pair for pair in blocks_of(spec.decoder, habits, seq, tp) if pair[0] != "embed"))
     else:
         files: dict[type, str] = {Mlp: "mlp", Cnn: "residual", EfficientNet: "efficientnet", ConvNext: "convnext", UNet: "unet"}
         yield from import_module(f"executor.training.models.{files[type(spec)]}").blocks(spec)

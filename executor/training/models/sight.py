@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.training.models import decoder
+from executor.training.models.deepstack import Deepstack, Merger
 from executor.training.models.parts import GATES, Activation, Core, Linear, Rotary, make_norm
 from sim.framework.framework import Framework
 from sim.model.specs.vlm import Tower, VisionLanguage
@@ -24,7 +25,17 @@ def blocks(spec: VisionLanguage, habits: Framework, seq: int) -> Blocks:
     yield "patches", _frozen(Stem(tower), "tower" in spec.frozen)
     for at in range(tower.layers):
         yield f"V{at}", _frozen(Layer(tower, habits, tower.window if tower.windowed(at) else 0), "tower" in spec.frozen)
+        if at in spec.projector.deepstack:
+            yield f"merger{at}", _frozen(Merger(spec), "projector" in spec.frozen)
     yield "embed", Bridge(spec, habits, seq)
+
+
+def deepened(spec: VisionLanguage, rest: Blocks) -> Blocks:
+    """The decoder's blocks after its embedding, and after each of the first what adds pictures to it."""
+    for at, (name, block) in enumerate(rest):
+        yield name, _frozen(block, "decoder" in spec.frozen)
+        if at < len(spec.projector.deepstack):
+            yield f"deepstack{at}", Deepstack(spec)
 
 
 def packed(pictures: Tensor, ids: Tensor) -> Tensor:
@@ -44,12 +55,16 @@ def run(spec: VisionLanguage, of: dict[str, nn.Module], given: Tensor, seq: int)
     shape = (tower.patches, -1) if tower.frames > 1 else (3, tower.image, tower.image)
     seen = of["patches"](pixels.view(len(given) * spec.images, *shape).to(next(of["head"].parameters()).dtype))
     x = seen
+    deep: list[Tensor] = []
     for at in range(tower.layers):
         x = of[f"V{at}"](x)
+        if at in spec.projector.deepstack:
+            deep.append(of[f"merger{at}"](x))
         seen = seen if at >= tower.layers - tower.unread else x
     x = of["embed"](seen, ids)
-    for name in list(of)[tower.layers + 2 :]:
-        x = of[name](x)
+    names = list(of)
+    for name in names[names.index("embed") + 1 :]:
+        x = of[name](x, deep.pop(0)) if name.startswith("deepstack") else of[name](x)
     out: Tensor = x
     return out
 
@@ -95,6 +110,26 @@ class Positions(nn.Module):
         return x + self.table
 
 
+class Interpolated(nn.Module):
+    """Rows of a table of `grid` a side, interpolated to each picture's patches (transformers' Qwen3VLVisionModel) and added to them."""
+
+    def __init__(self, tower: Tower) -> None:
+        super().__init__()
+        side, self.grid = int(tower.patches**0.5), tower.grid
+        self.table = nn.Embedding(tower.grid**2, tower.hidden)
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.linspace(0, self.grid - 1, self.side, device=x.device)
+        low = places.long()
+        part, high = places - low, (low + 1).clamp(max=self.grid - 1)
+        ends, shares = torch.stack((low, high)), torch.stack((1 - part, part))
+        index = (ends[:, None, :, None] * self.grid + ends[None, :, None, :]).flatten(2).flatten(0, 1).T.repeat(len(x), 1)
+        weights = (shares[:, None, :, None] * shares[None, :, None, :]).flatten(2).flatten(0, 1).T.repeat(len(x), 1)
+        found: Tensor = (self.table(index) * weights[:, :, None]).sum(1)
+        return x + found.to(x.dtype).view(x.shape)
+
+
 class Reordered(nn.Module):
     """Rows in another order, by their indices."""
 
@@ -119,8 +154,8 @@ class Stem(nn.Sequential):
     def __init__(self, tower: Tower) -> None:
         super().__init__()
         self.patches = Patches(tower)
-        if tower.position == "learned":
-            self.positions = Positions(tower)
+        if tower.position == "learned" or tower.grid:
+            self.positions = Interpolated(tower) if tower.grid else Positions(tower)
         if tower.window:
             self.windows = Reordered()
         if tower.first_norm:

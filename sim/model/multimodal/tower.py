@@ -19,8 +19,8 @@ from sim.work import Conv, MemoryBound, Work
 def stem(tower: Tower, share: Share) -> list[Part]:
     """Patches of the pictures, which need no gradient, with positions where they are a table; windows are put together."""
     parts = [_flat(tower, share) if tower.frames > 1 else _convolved(tower, share)]
-    if tower.position == "learned":
-        parts.append(_positions(tower, share))
+    if tower.position == "learned" or tower.grid:
+        parts.append((_interpolated if tower.grid else _positions)(tower, share))
     if tower.window:
         parts.append(reordered(share, "windows", share.rows, tower.hidden))
     if tower.first_norm:
@@ -105,6 +105,32 @@ def _positions(tower: Tower, share: Share) -> Part:
     total = MemoryBound("reduce", n * share.es, table * share.es, share.act)
     return Part(
         name="positions", forward=(add,), wgrad=(total,), cls="elementwise", tensors=(table,), tables=((tower.tokens, tower.hidden),)
+    )
+
+
+def _interpolated(tower: Tower, share: Share) -> Part:
+    """Four rows of a table for each patch, their mean by weights in fp32, added to the patches (transformers' Qwen3VLVisionModel)."""
+    n, es, table = share.rows * tower.hidden, share.es, tower.grid**2 * tower.hidden
+    ids, weights = 4 * 8 * share.rows, 4 * 4 * share.rows
+    wide, narrow = ((elementwise("cast", share, n, *pair),) if es < 4 else () for pair in ((es, 4), (4, es)))
+    lookup, weigh = MemoryBound("embedding", 4 * n * es + ids, 4 * n * es, share.act), elementwise("scale", share, 4 * n, es, 4)
+    total, add = MemoryBound("reduce", 4 * n * 4, n * 4, "fp32"), elementwise("add", share, n, 2 * es, es)
+    back: tuple[Work, ...] = (
+        *wide,
+        elementwise("scale", share, 4 * n, 1, 4),
+        *((elementwise("cast", share, 4 * n, 4, es),) if es < 4 else ()),
+    )
+    rows: tuple[Work, ...] = (
+        MemoryBound("zero", 0, table * es, share.act), MemoryBound("embedding_backward", 4 * n * es + ids, 2 * 4 * n * es, share.act),
+    )  # fmt: skip
+    return Part(
+        name="positions",
+        forward=(lookup, weigh, total, *narrow, add),
+        wgrad=(*back, *rows),
+        cls="elementwise",
+        tensors=(table,),
+        tables=((tower.grid**2, tower.hidden),),
+        saved=ids + weights,
     )
 
 

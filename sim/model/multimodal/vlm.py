@@ -17,7 +17,7 @@ from sim.model.multimodal import tower as towers
 from sim.model.multimodal.tower import reordered
 from sim.model.parts import Block, Part, Shape, still
 from sim.model.share import Share, share_of
-from sim.model.specs.vlm import VisionLanguage
+from sim.model.specs.vlm import Projector, VisionLanguage
 from sim.work import Gemm, MemoryBound
 from topologies.errors import BadInput, Refused
 
@@ -25,7 +25,8 @@ Blocks = tuple[tuple[str, Block], ...]
 
 
 def blocks_of(spec: VisionLanguage, shape: Shape, framework: Framework, attention: str) -> Blocks:
-    """patches, V0 ... (tower), embed (its end, the projector, words), L0 ... (decoder), head.
+    """patches, V0 ... (tower), embed (its end, the projector, words), L0 ... (decoder), head; after each layer of the tower that the decoder reads
+    too, its own projector (`merger8`), and after each layer of the decoder that takes one such, its sum (`deepstack0`).
 
     Raises `BadInput` for sequences that do not hold their pictures, `Refused` for context parallelism.
     """
@@ -44,28 +45,90 @@ def blocks_of(spec: VisionLanguage, shape: Shape, framework: Framework, attentio
     if "decoder" in spec.frozen:
         rest = [(block, replace(one, parts=tuple(freeze(list(one.parts))))) for block, one in rest]
         words = freeze(words)
-    bridge = [*_sight(spec, towers.ending(spec.tower, seen)), *_projector(spec, seen), *words, _joined(spec, share)]
+    bridge = [
+        *_sight(spec, towers.ending(spec.tower, seen)),
+        *_projector(spec, seen, "projector", spec.projector),
+        *words,
+        _joined(spec, share),
+    ]
     stream = seen.srows * spec.tower.hidden * seen.es
+    deep = _deep_bytes(spec, share)
     return (
         ("patches", Block(kind="embed", parts=tuple(_sight(spec, towers.stem(spec.tower, seen))))),
-        *_tower(spec, seen, stream),
-        ("embed", Block(kind="embed", parts=tuple(bridge), saved_input=stream)),
-        *rest,
+        *_tower(spec, seen, stream, deep),
+        ("embed", Block(kind="embed", parts=tuple(bridge), saved_input=stream, beside=len(spec.projector.deepstack) * deep)),
+        *_deepened(spec, share, tuple(rest), deep),
     )
 
 
-def _tower(spec: VisionLanguage, share: Share, stream: int) -> Blocks:
-    """Layers of one kind are one `Block`. Those that nobody reads run without a backward."""
-    made: dict[tuple[bool, bool], Block] = {}
+def _tower(spec: VisionLanguage, share: Share, stream: int, deep: int) -> Blocks:
+    """Layers of one kind are one `Block`. Those that nobody reads run without a backward. `deep`: bytes of what one merger has made."""
+    made: dict[tuple[bool, bool, int], Block] = {}
     found = []
+    mergers = 0
     for at in range(spec.tower.layers):
-        windowed = spec.tower.windowed(at)
-        unread = at >= spec.tower.layers - spec.tower.unread
-        if (windowed, unread) not in made:
-            parts = _sight(spec, towers.layer(spec.tower, share, windowed), unread)
-            made[windowed, unread] = Block(kind="layer", parts=tuple(parts), saved_input=stream)
-        found.append((f"V{at}", made[windowed, unread]))
+        kind = spec.tower.windowed(at), at >= spec.tower.layers - spec.tower.unread, mergers
+        if kind not in made:
+            parts = _sight(spec, towers.layer(spec.tower, share, kind[0]), kind[1])
+            made[kind] = Block(kind="layer", parts=tuple(parts), saved_input=stream, beside=mergers * deep)
+        found.append((f"V{at}", made[kind]))
+        if at in spec.projector.deepstack:
+            merger = tuple(_merger(spec, share, f"merger{at}"))
+            found.append((f"merger{at}", Block(kind="embed", parts=merger, saved_input=stream, beside=mergers * deep)))
+            mergers += 1
     return tuple(found)
+
+
+def _merger(spec: VisionLanguage, seen: Share, name: str) -> list[Part]:
+    """The projector of a layer that the next one reads too: their gradients of it are summed."""
+    first, *rest = _projector(spec, seen, name, replace(spec.projector, joined_norm=True))
+    if "tower" not in spec.frozen:
+        fork = elementwise("add", seen, seen.srows * spec.tower.hidden, 2 * seen.es, seen.es)
+        first = replace(first, backward=(*first.backward, fork))
+    return [first, *rest]
+
+
+def _deepened(spec: VisionLanguage, share: Share, rest: Blocks, deep: int) -> Blocks:
+    """The decoder's blocks, with what its first layers make summed with what the mergers made, which they hand on until then."""
+    found, count = [], len(spec.projector.deepstack)
+    for at, (name, block) in enumerate(rest):
+        if at >= count:
+            found.append((name, block))
+            continue
+        beside = (count - at) * deep
+        added = Block(kind="embed", parts=(_added(spec, share, f"deepstack{at}.add"),), saved_input=block.saved_input, beside=beside)
+        found += [(name, replace(block, beside=beside)), (f"deepstack{at}", added)]
+    return tuple(found)
+
+
+def _deep_rows(spec: VisionLanguage, share: Share) -> int:
+    """Of the pictures' tokens those on this rank."""
+    return share.micro * spec.images * spec.tokens * share.srows // share.rows
+
+
+def _deep_bytes(spec: VisionLanguage, share: Share) -> int:
+    return _deep_rows(spec, share) * spec.decoder.hidden * share.es
+
+
+def _added(spec: VisionLanguage, share: Share, name: str) -> Part:
+    """A copy, and in it the rows of pictures taken, summed and put back by a mask, whose count of rows the host reads (transformers'
+    Qwen3VLTextModel, Megatron-Bridge's Qwen3VLTransformerBlock). Backward: rows are taken for the sum's two sides, zeroed, and put into zeros."""
+    h, es, rows = spec.decoder.hidden, share.es, _deep_rows(spec, share)
+    n, ids = rows * h, 8 * rows
+    copy, zero, both = (
+        elementwise(what, share, share.srows * h, *e) for what, e in (("copy", (es, es)), ("zero", (0, es)), ("add", (2 * es, es)))
+    )
+    take, put = MemoryBound("embedding", n * es + ids, n * es, share.act), MemoryBound("embedding", n * es + ids, n * es, share.act)
+    clear, sums = elementwise("zero", share, n, 0, es), MemoryBound("embedding_backward", n * es + ids, 2 * n * es, share.act)
+    return Part(
+        name=name,
+        forward=(copy, take, elementwise("add", share, n, 2 * es, es), put),
+        backward=(take, copy, clear, zero, sums, both),
+        cls="elementwise",
+        saved=ids,
+        reads=True,
+        shapeless=True,
+    )
 
 
 def _sight(spec: VisionLanguage, parts: Sequence[Part], unread: bool = False) -> list[Part]:
@@ -73,38 +136,41 @@ def _sight(spec: VisionLanguage, parts: Sequence[Part], unread: bool = False) ->
     return [still(part) if unread or "tower" in spec.frozen else part for part in parts]
 
 
-def _projector(spec: VisionLanguage, seen: Share) -> list[Part]:
+def _projector(spec: VisionLanguage, seen: Share, name: str, p: Projector) -> list[Part]:
     """Fewer patches, then one linear or two. These are whole on each rank of tensor parallelism, as norms are."""
-    p, rows = spec.projector, seen.micro * spec.tokens
-    parts, width = _fewer(spec, seen, rows), spec.tower.hidden * p.merge**2
+    rows = seen.micro * spec.tokens
+    parts, width = _fewer(spec, seen, rows, name, p), spec.tower.hidden * p.merge**2
     if p.layers == 2:
         inner = p.inner or spec.decoder.hidden
-        parts.append(linear(seen, "projector.up", width, inner, rows=rows, bias=p.bias, low=False, stream=True, modules=2))
-        parts.append(activation(seen, "projector.act", rows, inner, "gelu"))
+        parts.append(linear(seen, f"{name}.up", width, inner, rows=rows, bias=p.bias, low=False, stream=True, modules=2))
+        parts.append(activation(seen, f"{name}.act", rows, inner, "gelu"))
         width = inner
-    parts.append(linear(seen, "projector.down", width, spec.decoder.hidden, rows=rows, bias=p.bias, low=False, stream=p.layers == 1))
+    parts.append(linear(seen, f"{name}.down", width, spec.decoder.hidden, rows=rows, bias=p.bias, low=False, stream=p.layers == 1))
     if spec.tower.window:
-        parts.append(reordered(seen, "projector.windows", rows, spec.decoder.hidden))
+        parts.append(reordered(seen, f"{name}.windows", rows, spec.decoder.hidden))
     if "projector" in spec.frozen:
         return [still(part) for part in parts]
     return _opened(parts) if "tower" in spec.frozen else parts
 
 
-def _fewer(spec: VisionLanguage, seen: Share, rows: int) -> list[Part]:
-    """Patches averaged (Gemma 3) or joined to `rows`, and the norm: over what they became, or (Qwen) over each before, whose joining is a view."""
-    p, patches, width, e = spec.projector, seen.micro * spec.tower.patches, spec.tower.hidden, seen.es
+def _fewer(spec: VisionLanguage, seen: Share, rows: int, name: str, p: Projector) -> list[Part]:
+    """Patches averaged (Gemma 3) or joined to `rows`, and the norm: over what they became, or (Qwen) over each before. Qwen's patches come
+    square by square: joining them is a view."""
+    patches, width, e = seen.micro * spec.tower.patches, spec.tower.hidden, seen.es
     n, became = patches * width, width * p.merge**2
 
     def over(many: int, wide: int) -> list[Part]:
-        return [norm(seen, "projector.norm", many, wide, p.norm)] if p.norm else []
+        return [norm(seen, f"{name}.norm", many, wide, p.norm)] if p.norm else []
 
     turn = elementwise("permute", seen, n, e, e)
     if p.pool > 1:
         pool, back = MemoryBound("pool", n * e, rows * width * e, seen.act), MemoryBound("pool_backward", n * e, n * e, seen.act)
-        mean = Part(name="projector.pool", forward=(turn, pool), backward=(back, turn), cls="elementwise", saved=n * e)
+        mean = Part(name=f"{name}.pool", forward=(turn, pool), backward=(back, turn), cls="elementwise", saved=n * e)
         return [mean, *over(rows, became)]
+    if p.joined_norm and spec.tower.frames > 1:
+        return over(rows, became)
     if p.joined_norm:  # a square's patches lie apart until they are joined, one side after the other
-        join = Part(name="projector.merge", forward=(turn, turn), backward=(turn, turn), cls="elementwise", modules=0)
+        join = Part(name=f"{name}.merge", forward=(turn, turn), backward=(turn, turn), cls="elementwise", modules=0)
         return [join, *over(rows, became)]
     return over(patches, width)
 

@@ -153,13 +153,26 @@ def _qwen2_5(c: Config) -> Fields:
     return _merged(c, v, tower, "rmsnorm")
 
 
-def _flat(v: Config, hidden: int) -> Fields:
+def _qwen3(c: Config) -> Fields:
+    """Three of the tower's layers are read by mergers of their own, and positions come of a table, too."""
+    v = c.inner("vision_config")
+    tower = _flat(v, v.number("hidden_size", default=1152), 27, 16) | {
+        "ffn": v.number("intermediate_size", default=4304),
+        "activation": v.activation("hidden_act", gated=False, default="gelu_pytorch_tanh"),
+        "patch_bias": True,
+        "grid": int(v.number("num_position_embeddings", default=2304) ** 0.5),
+    }
+    fields = _merged(c, v, tower, "layernorm")
+    return fields | {"projector": fields["projector"] | {"deepstack": v.tree.get("deepstack_visual_indexes", [8, 16, 24])}}
+
+
+def _flat(v: Config, hidden: int, layers: int = 32, patch: int = 14) -> Fields:
     """Qwen's towers take patches of two frames as they lie in memory."""
     return {
-        "layers": v.number("depth", default=32),
+        "layers": v.number("depth", default=layers),
         "hidden": hidden,
         "heads": v.number("num_heads", default=16),
-        "patch": v.number("patch_size", "spatial_patch_size", default=14),
+        "patch": v.number("patch_size", "spatial_patch_size", default=patch),
         "frames": v.number("temporal_patch_size", default=2),
         "fused_qkv": True,
         "position": "rope",
@@ -174,4 +187,5 @@ def _merged(c: Config, v: Config, tower: Fields, norm: str) -> Fields:
 
 READERS: dict[str, Callable[[Config], Fields]] = {
     "llava": _llava, "paligemma": _paligemma, "gemma3": _gemma3, "internvl": _internvl, "qwen2_vl": _qwen2, "qwen2_5_vl": _qwen2_5,
+    "qwen3_vl": _qwen3, "qwen3_vl_moe": _qwen3,
 }  # fmt: skip

@@ -34,6 +34,8 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     patch_bias: bool = False
     class_token: bool = False
     position: Literal["learned", "rope"] = "learned"
+    grid: Natural = 0
+    """Rows of a side of a learned table from which positions of a picture's patches are interpolated, beside rotary ones (Qwen3-VL: 48); 0 = not."""
     first_norm: bool = False
     """A norm before the first layer (CLIP, Pixtral)."""
     last_norm: Literal["", "patches", "class"] = ""
@@ -76,6 +78,9 @@ class Projector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     inner: Natural = 0
     """Width between them; 0 = the decoder's."""
     bias: bool = True
+    deepstack: tuple[Natural, ...] = ()
+    """Layers of the tower, counted from 0, that the decoder reads too: each by a projector of its own, whose norm is over joined patches, added to what
+    the decoder's first layers make, one each (Meng et al. 2024, arXiv 2406.04334; Qwen3-VL)."""
 
 
 class VisionLanguage(Spec, tag="vlm", frozen=True, kw_only=True):
@@ -100,10 +105,25 @@ class VisionLanguage(Spec, tag="vlm", frozen=True, kw_only=True):
             )
         if tower.unread >= tower.layers:
             raise BadInput(f"{name}: tower.unread = {tower.unread} leaves none of {tower.layers} layers")
+        self._check_deepstack(name)
         if len(set(self.frozen)) == 3:
             raise BadInput(f"{name}: frozen names all parts: nothing is trained. Leave one out")
         if "projector" in self.frozen and "tower" not in self.frozen:
             raise Refused(f"{name}: a frozen projector behind a trained tower is not described. Freeze the tower too, or train both")
+
+    def _check_deepstack(self, name: str) -> None:
+        tower, read = self.tower, self.projector.deepstack
+        last = tower.layers - tower.unread - 1
+        if list(read) != sorted(set(read)) or any(layer > last for layer in read):
+            raise BadInput(f"{name}: projector.deepstack = {list(read)} must name layers of the tower, 0 to {last}, each once and in order")
+        if len(read) > self.decoder.layers:
+            raise BadInput(
+                f"{name}: projector.deepstack names {len(read)} layers, for which the decoder's {self.decoder.layers} are too few"
+            )
+        if read and tower.frames == 1:
+            raise Refused(
+                f"{name}: projector.deepstack is described for patches that come square by square alone, as Qwen's do: tower.frames = 2"
+            )
 
     @property
     def tokens(self) -> int:

@@ -22,6 +22,12 @@ QWEN_TEXT: dict[str, Any] = {
     "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
     "hidden_act": "silu", "vocab_size": 152064, "tie_word_embeddings": False, "use_sliding_window": False, "max_window_layers": 28,
 }  # fmt: skip
+QWEN3_TEXT: dict[str, Any] = {"attention_bias": False, "head_dim": 128, "hidden_act": "silu", "vocab_size": 151936}
+QWEN3_TOWER: dict[str, Any] = {
+    "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 1152, "in_channels": 3,
+    "intermediate_size": 4304, "num_heads": 16, "num_position_embeddings": 2304, "patch_size": 16, "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}  # fmt: skip
 SIGLIP = {
     "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27,
     "patch_size": 14, "vision_use_head": False,
@@ -40,6 +46,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2.5-vl-7b": {"model_type": "qwen2_5_vl", "text_config": QWEN_TEXT, "vision_config": {
         "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "in_chans": 3,
         "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]}},
+    "qwen3-vl-8b": {"model_type": "qwen3_vl", "tie_word_embeddings": False, "vision_config": QWEN3_TOWER | {"out_hidden_size": 4096}, "text_config": {
+        **QWEN3_TEXT, "model_type": "qwen3_vl_text", "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32,
+        "num_hidden_layers": 36, "num_key_value_heads": 8}},
+    "qwen3-vl-30b-a3b": {"model_type": "qwen3_vl_moe", "tie_word_embeddings": False, "vision_config": QWEN3_TOWER | {"out_hidden_size": 2048}, "text_config": {
+        **QWEN3_TEXT, "model_type": "qwen3_vl_moe_text", "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 768,
+        "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8}},
     "internvl3-8b": {
         "model_type": "internvl", "downsample_ratio": 0.5, "text_config": {"model_type": "qwen2", **QWEN_TEXT, "vocab_size": 151674},
         "vision_config": {"model_type": "internvl_vision", "attention_bias": True, "hidden_size": 1024, "image_size": [448, 448],
@@ -146,6 +159,44 @@ def test_pipelines_cut_between_layers_but_leave_no_stage_without_training() -> N
     assert stages(FROZEN, {"pp": 2}, task="forward")
 
 
+DEEP: dict[str, Any] = {
+    "base": "qwen3-vl-2b", "decoder": {"layers": 4, "tied": False}, "tower": {"layers": 4}, "projector": {"deepstack": [1, 2]},
+}  # fmt: skip
+
+
+def test_what_deepstack_hands_on_crosses_each_cut_until_it_is_added() -> None:
+    """Two mergers behind the tower's second and third layer; each makes as many bytes as the pictures' tokens in the decoder."""
+    cut = setting(DEEP, {"pp": 4}, batch={"global": 8, "micro": 1})
+    names = [[name for name, _ in stage] for stage in stages(DEEP, {"pp": 4})]
+    assert names == [
+        ["patches", "V0", "V1"],
+        ["merger1", "V2", "merger2", "V3"],
+        ["embed", "L0", "deepstack0", "L1"],
+        ["deepstack1", "L2", "L3", "head"],
+    ]
+    model = model_of(cut.plan)
+    assert isinstance(model, VisionLanguage)
+    deep, tower, stream = 2 * 2048 * model.tokens, 2 * 1024 * model.tower.patches, 2 * 2048 * 1024
+    program = program_for(cut, 2)
+    sent = [{op.bytes for call, op in program.ops(rank) if op.kind == "send" and call.step == 1} for rank in range(4)]
+    assert sent == [{tower}, {tower + 2 * deep, tower}, {stream + deep, tower + 2 * deep}, {stream + deep}]
+    assert predict_setting(cut).step_time_s > 0.0
+
+
+def test_mergers_train_behind_a_frozen_tower() -> None:
+    frozen = {**DEEP, "frozen": ["tower"]}
+    back = {op.id for op in ops(program_for(setting(frozen, {"dp_shard": 4, "zero": 3}), 2)) if op.id.startswith(("bwd/", "wgrad/"))}
+    assert "wgrad/merger1.up" in back and not [name for name in back if "/V" in name or "patches" in name]
+    still = {
+        op.id
+        for op in ops(program_for(setting({**frozen, "frozen": ["tower", "projector"]}, {}), 2))
+        if op.id.startswith(("bwd/", "wgrad/"))
+    }
+    assert not [name for name in still if "merger" in name]
+    times = [predict_setting(setting({**DEEP, "projector": {"deepstack": read}}, {})).step_time_s for read in ([], [1], [1, 2])]
+    assert times == sorted(times)
+
+
 def stages(model: Any, parallel: dict[str, Any], **more: Any) -> Any:
     from sim.model.stages import layout
 
@@ -175,13 +226,17 @@ def test_adapters_go_to_the_decoder_and_the_tower_stays() -> None:
         ({"tower": {"unread": 4}}, BadInput, "tower.unread = 4 leaves none of 4 layers"),
         ({"frozen": ["tower", "projector", "decoder"]}, BadInput, "nothing is trained"),
         ({"frozen": ["projector"]}, Refused, "a frozen projector behind a trained tower"),
+        ({"projector": {"deepstack": [2, 1]}}, BadInput, r"projector.deepstack = \[2, 1\] must name layers of the tower, 0 to 3"),
+        ({"projector": {"deepstack": [4]}}, BadInput, "0 to 3, each once and in order"),
+        ({"projector": {"deepstack": [1, 2]}, "decoder": {"layers": 1}}, BadInput, "for which the decoder's 1 are too few"),
+        ({"projector": {"deepstack": [1]}, "tower": {"frames": 1}}, Refused, "square by square alone"),
         ({"decoder": "bert-base"}, BadInput, "decoder"),
         ({"decoder": "nobody-7b"}, BadInput, "nobody-7b"),
     ],
     ids=str,
 )
 def test_what_fits_no_model_is_said(change: dict[str, Any], error: type[Exception], word: str) -> None:
-    changed = {key: {**SMALL[key], **value} if isinstance(value, dict) else value for key, value in change.items()}
+    changed = {key: {**SMALL.get(key, {}), **value} if isinstance(value, dict) else value for key, value in change.items()}
     with pytest.raises(error, match=word):
         setting({**SMALL, **changed}, {})
 
