@@ -1,5 +1,6 @@
 """Vision-language models in plain PyTorch with transformers' order of operators: CLIP's tower with LLaVA's projector, Qwen2.5-VL's tower with its
-merger, Qwen3-VL's with its four, SigLIP's with Gemma 3's. All read by the same small Llama."""
+merger, Qwen3-VL's with its four, SigLIP's with Gemma 3's; all read by the same small
+Llama. And Llama 3.2 Vision's of two stages, which layers of their own read."""
 
 # mypy: disable-error-code="no-any-return,no-untyped-call"
 from __future__ import annotations
@@ -158,6 +159,115 @@ class LastMerger(DeepMerger):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(F.gelu(self.up(self.norm(x).view(x.shape[0], -1, self.up.in_features))))
+
+
+class TileLayer(nn.Module):
+    """Without biases around attention, under a mask; `gated`: mixers scaled by a number each."""
+
+    def __init__(self, h: int, heads: int, ffn: int, gated: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.proj = (nn.Linear(h, h, bias=False) for _ in range(4))
+        self.norm1, self.norm2, self.up, self.down = nn.LayerNorm(h), nn.LayerNorm(h), nn.Linear(h, ffn), nn.Linear(ffn, h)
+        self.gates = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(2)]) if gated else None
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        y = self.norm1(x)
+        q, k, v = (heads_of(one(y), self.heads) for one in (self.q, self.k, self.v))
+        y = self.proj(joined(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
+        x = x + (y if self.gates is None else self.gates[0].tanh() * y)
+        y = self.down(F.gelu(self.up(self.norm2(x))))
+        return x + (y if self.gates is None else self.gates[1].tanh() * y)
+
+
+class Tile(nn.Module):
+    """What a tile's place adds (MllamaPrecomputedAspectRatioEmbedding)."""
+
+    def __init__(self, h: int, tiles: int, ratios: int) -> None:
+        super().__init__()
+        self.gate, self.table, self.tiles = nn.Parameter(torch.zeros(1)), nn.Embedding(ratios + 1, tiles * h), tiles
+
+    def forward(self, x: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
+        return x + self.table(ratio).reshape(-1, self.tiles, 1, x.shape[-1]) * self.gate.tanh()
+
+
+class Tiled(nn.Module):
+    """Two tiles of 28 pixels, patches of 7; two layers, a norm, one gated layer; the first layer's columns are read, too."""
+
+    def __init__(self, h: int = 96, heads: int = 4, ffn: int = 384, tiles: int = 2, ratios: int = 3) -> None:
+        super().__init__()
+        self.conv, self.tiles = nn.Conv2d(3, h, 7, 7, bias=False), tiles
+        self.first, self.token = Tile(h, tiles, ratios), nn.Parameter(torch.zeros(h))
+        self.gate, self.places = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(17, h))
+        self.tile_places = nn.Embedding(ratios + 1, tiles * 17 * h)
+        self.before, self.middle, self.last = nn.LayerNorm(h), nn.LayerNorm(h), Tile(h, tiles, ratios)
+        self.layers = nn.ModuleList(TileLayer(h, heads, ffn, gated) for gated in (False, False, True))
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        b, t = pictures.shape[0], self.tiles
+        ratio = torch.zeros(b, 1, dtype=torch.int64, device=pictures.device)
+        x = self.conv(pictures.flatten(0, 1)).flatten(2).transpose(1, 2)
+        x = self.first(x.reshape(b, t, 16, -1), ratio).reshape(b * t, 16, -1)
+        x = torch.cat((self.token.expand(b * t, 1, -1), x), 1).reshape(b, t, 17, -1)
+        x = x + (1 - self.gate.tanh()) * self.places
+        x = x + self.gate.tanh() * self.tile_places(ratio).reshape(b, t, 17, -1)
+        x = F.pad(self.before(x), (0, 0, 0, 7))
+        hidden = torch.ones(b, t * 24, 1, device=x.device)
+        mask = (hidden * hidden.transpose(-1, -2) * -1e9).unsqueeze(1)  # theirs is a product, of columns by rows
+        x = x.view(b, t * 24, -1)
+        x = first = self.layers[0](x, mask)
+        x = self.middle(self.layers[1](x, mask))
+        x = self.last(x.reshape(b, t, 24, -1), ratio).reshape(b, t * 24, -1)
+        x = self.layers[2](x, mask).reshape(b, t, 24, -1)[:, :, :-7]
+        beside = torch.stack([first], -1).reshape(b, t, 24, -1)[:, :, :-7]
+        return torch.cat([x, beside], -1)
+
+
+class Crossed(nn.Module):
+    """A layer whose words read pictures (MllamaCrossAttentionDecoderLayer)."""
+
+    def __init__(self, h: int, heads: int, ffn: int) -> None:
+        super().__init__()
+        self.heads, self.norm1, self.norm2, self.q_norm, self.k_norm = (
+            heads,
+            RmsNorm(h),
+            RmsNorm(h),
+            RmsNorm(h // heads),
+            RmsNorm(h // heads),
+        )
+        self.q, self.k, self.v, self.proj = (nn.Linear(h, h, bias=False) for _ in range(4))
+        self.gate, self.up, self.down = nn.Linear(h, ffn, bias=False), nn.Linear(h, ffn, bias=False), nn.Linear(ffn, h, bias=False)
+        self.gates = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            self.q_norm(heads_of(self.q(self.norm1(x)), self.heads)),
+            self.k_norm(heads_of(self.k(seen), self.heads)),
+            heads_of(self.v(seen), self.heads),
+        )
+        x = x + self.gates[0].tanh() * self.proj(joined(F.scaled_dot_product_attention(q, k, v)))
+        y = self.norm2(x)
+        y = torch.ones(x.shape[0], x.shape[1], 1, device=x.device) * self.down(F.silu(self.gate(y)) * self.up(y))
+        return x + self.gates[1].tanh() * y
+
+
+class Reading(Llama):
+    """Three layers, of which the second reads pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.tower, self.down = nn.Embedding(1008, 128), Tiled(), nn.Linear(192, 128)
+        self.crossed = Crossed(128, 4, 352)
+
+    def forward(self, pictures: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        seen = self.down(self.tower(pictures)).reshape(pictures.shape[0], -1, 128)
+        x = self.embed(ids)
+        angles = torch.outer(
+            torch.arange(ids.shape[1], dtype=x.dtype, device=x.device), torch.ones(self.width, dtype=x.dtype, device=x.device)
+        )
+        cos, sin = angles.cos(), angles.sin()
+        x = self.layers[1](self.crossed(self.layers[0](x, cos, sin), seen), cos, sin)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), ids.flatten())
 
 
 class Mlp(nn.Module):

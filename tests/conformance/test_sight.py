@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 torch = pytest.importorskip("torch")
 
@@ -35,6 +36,7 @@ class Pair(NamedTuple):
     inputs: tuple[Input, ...]
     said: VisionLanguage
     frozen: bool
+    same: tuple[tuple[str, str], ...] = (("L0", "V0"), ("mid", "embed"))
 
 
 IDS = Input((2, 64), "int64")
@@ -84,6 +86,20 @@ PAIRS = {
             decoder=LLAMA,
         ),
         False,
+        (("L0", "V0"), ("mid", "embed"), ("embed", "patches"), ("L1", "merger0")),
+    ),
+    "mllama": Pair(
+        modules.Reading,
+        (Input((2, 2, 3, 28, 28)), IDS),
+        VisionLanguage(
+            tower=Tower(
+                layers=3, image=28, class_token=True, attention_bias=False, tiles=2, ratios=3, gated_layers=1, **SIDE,
+            ),
+            projector=Projector(layers=1, beside=(0,)),
+            decoder=replace(LLAMA, layers=3, mixers="*X*", further_rows=8),
+        ),
+        False,
+        (("embed", "patches"), ("L0", "V0"), ("mid", "middle"), ("mid+2", "L1")),
     ),
 }  # fmt: skip
 
@@ -118,8 +134,7 @@ def test_each_product_is_the_captured_one(name: str) -> None:
 @pytest.mark.no_cover
 @pytest.mark.parametrize("name", PAIRS)
 def test_blocks_move_what_is_captured(name: str) -> None:
-    more = [("embed", "patches"), ("L1", "merger0")] if name == "qwen3" else []
-    hold_bytes(*both(name), [("L0", "V0"), ("mid", "embed"), *more])
+    hold_bytes(*both(name), PAIRS[name].same)
 
 
 @pytest.mark.no_cover

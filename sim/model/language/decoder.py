@@ -16,13 +16,20 @@ from sim.model.layers.norm import before, norm
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.specs.decoder import Decoder
+from topologies.errors import BadInput
 
 Blocks = tuple[tuple[str, Block], ...]
 
 
-def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str) -> Blocks:
+def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str, seen: Share | None = None) -> Blocks:
     """embed, L0 ... L(n-1), (mtp0, mtp0.head ...), head. Layers of one kind are one `Block`. A table of learned positions holds the
-    sequence, whatever the model was published with (Megatron-LM: --max-position-embeddings is no less than --seq-length)."""
+    sequence, whatever the model was published with (Megatron-LM: --max-position-embeddings is no less than --seq-length). `seen`: pictures'
+    tokens, for layers that read them.
+
+    Raises `BadInput` for such layers without pictures.
+    """
+    if "X" in spec.mixers and seen is None:
+        raise BadInput(f"{spec.name or 'model'}: mixers has 'X' layers, which read pictures. Make it the decoder of a model of family vlm")
     share = share_of(shape, framework, attention)
     stream = share.srows * spec.hidden * share.es
     made: dict[tuple[str, bool], Block] = {}
@@ -30,7 +37,7 @@ def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str)
     for index in range(spec.layers):
         key = kind_of(spec, index)
         if key not in made:
-            made[key] = Block(kind="layer", parts=tuple(_layer(spec, share, *key)), saved_input=stream)
+            made[key] = Block(kind="layer", parts=tuple(_layer(spec, share, *key, seen)), saved_input=stream)
         layers.append((f"L{index}", made[key]))
     first = Block(kind="embed", parts=tuple(_embed(spec, share)))
     last = Block(kind="head", parts=tuple(_head(spec, share)), saved_input=stream)
@@ -44,7 +51,7 @@ def _further(spec: Decoder, share: Share) -> Blocks:
     from sim.model.layers.mtp import modules
 
     kinds = [(letter, False) for letter in spec.mtp_pattern] or [kind_of(spec, spec.layers - 1)]
-    return modules(spec, share, [_layer(spec, share, *kind) for kind in kinds], partial(_norm, spec, share))
+    return modules(spec, share, [_layer(spec, share, *kind, None) for kind in kinds], partial(_norm, spec, share))
 
 
 def kind_of(spec: Decoder, index: int) -> tuple[str, bool]:
@@ -70,7 +77,11 @@ def _attention_drops(spec: Decoder, share: Share) -> bool:
 
 def _embed(spec: Decoder, share: Share) -> list[Part]:
     tables = (max(spec.positions, share.shape.seq),) if spec.position == "learned" else ()
-    parts = [embedding(share, spec.hidden, spec.vocab, tables=tables, dropout=_drops(spec, share), frozen=spec.lora is not None)]
+    parts = [
+        embedding(
+            share, spec.hidden, spec.vocab + spec.further_rows, tables=tables, dropout=_drops(spec, share), frozen=spec.lora is not None
+        )
+    ]
     if spec.embed_norm:
         parts.append(_norm(spec, share, "embed.norm", after_residual=False))
     return parts
@@ -172,13 +183,20 @@ def mixer_of(spec: Decoder, share: Share, mixer: str) -> list[Part]:
     return mlp(share, spec.hidden, spec.inner, spec.activation, bias=spec.bias, fused=fused, frozen=spec.lora is not None)
 
 
-def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool) -> list[Part]:
+def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool, seen: Share | None) -> list[Part]:
     """Norm, attention, residual, norm, MLP, residual; norms before, after or both; or the parallel form, or one mixer of a hybrid."""
     drops, rows, h = _drops(spec, share), share.srows, spec.hidden
     if spec.pattern:
         return _hybrid(spec, share, mixer, windowed)
     letter = mixer.removeprefix("moe").removeprefix("dense")
-    attn, rest = _token_mixer(spec, share, letter, windowed), mixer_of(spec, share, mixer)
+    rest = mixer_of(spec, share, mixer)
+    if letter == "X":
+        from sim.model.layers.crossed import crossed, gated
+
+        assert seen is not None
+        attn, rest = crossed(share, seen, h, spec.heads, spec.kv, spec.head, fused=_fused(spec, share)), gated(share, "mlp", h, rest)
+    else:
+        attn = _token_mixer(spec, share, letter, windowed)
     if spec.lora is not None:
         from sim.model.layers.lora import adapt, freeze
 

@@ -1,4 +1,4 @@
-"""Kernels over elements: any, dropout, and the residual stream.
+"""Kernels over elements: any, dropout, the residual stream, learned factors.
 
 As all parts of a model, for one rank. Rows x width count elements; what is saved follows PyTorch's autograd (a linear keeps its input, a norm
 its input, dropout a byte mask), which for the plain GPT gives 34 s b h + 5 a s^2 b bytes (Korthikanti et al. 2022, equation 1).
@@ -72,4 +72,14 @@ def residual(share: Share, name: str, rows: int, width: int, *, dropout: bool) -
         cls="elementwise",
         saved=n if dropout else 0,
         modules=1 if dropout else 0,
+    )
+
+
+def scaled(share: Share, name: str, hidden: int, learned: int) -> Part:
+    """A learned factor for each column, or one (`learned`) for all: its gradient is a sum over all rows of gradient x input."""
+    n, e = share.srows * hidden, share.e
+    scale, twice = elementwise("scale", share, n, e, e), elementwise("scale", share, n, 2 * e, e)
+    total = MemoryBound("reduce", n * e, learned * e, share.act)
+    return Part(
+        name=name, forward=(scale,), backward=(scale,), wgrad=(twice, total), cls="elementwise", tensors=(learned,), saved=n * e, modules=0
     )

@@ -12,7 +12,8 @@ from sim.work import Gemm, GroupedGemm, MemoryBound, Work
 
 _LATENT = ("attn.q_down", "attn.q_up", "attn.kv_down", "attn.kv_up")
 """Linears of latent attention that make queries, keys and values (NeMo's recipes of DeepSeek adapt each of them)."""
-_TARGETS = {"attn.qkv": "qkv", **dict.fromkeys(_LATENT, "qkv"), "attn.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
+_CROSSED = ("attn.q", "attn.kv")
+_TARGETS = {"attn.qkv": "qkv", **dict.fromkeys((*_LATENT, *_CROSSED), "qkv"), "attn.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
 
 
 def adapt(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.model.layers.attention import grouped_query
-from sim.model.layers.elementwise import elementwise, residual
+from sim.model.layers.elementwise import elementwise, residual, scaled
 from sim.model.layers.linear import linear, weight_casts
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import before, norm
 from sim.model.layers.packed import inside
+from sim.model.multimodal import tiles
 from sim.model.parts import Part, still
 from sim.model.share import Share
 from sim.model.specs.vlm import Tower
@@ -19,6 +20,8 @@ from sim.work import Conv, MemoryBound, Work
 def stem(tower: Tower, share: Share) -> list[Part]:
     """Patches of the pictures, which need no gradient, with positions where they are a table; windows are put together."""
     parts = [_flat(tower, share) if tower.frames > 1 else _convolved(tower, share)]
+    if tower.tiles > 1:
+        return [*parts, *tiles.places(tower, share)]
     if tower.position == "learned" or tower.grid:
         parts.append((_interpolated if tower.grid else _positions)(tower, share))
     if tower.window:
@@ -28,11 +31,11 @@ def stem(tower: Tower, share: Share) -> list[Part]:
     return parts
 
 
-def layer(tower: Tower, share: Share, windowed: bool) -> list[Part]:
-    """Norm, attention, residual, norm, MLP, residual; each mixer scaled where the tower does so."""
-    h, heads = tower.hidden, tower.heads
+def layer(tower: Tower, share: Share, windowed: bool, gated: bool) -> list[Part]:
+    """Norm, attention, residual, norm, MLP, residual; each mixer scaled where the tower does so, or (`gated`) by one number."""
+    h, heads, biased = tower.hidden, tower.heads, tower.bias if tower.attention_bias is None else tower.attention_bias
     attn = grouped_query(
-        share, h, heads, heads, h // heads, qkv_bias=tower.bias, proj_bias=tower.bias, causal=False, rotary=float(tower.position == "rope"),
+        share, h, heads, heads, h // heads, qkv_bias=biased, proj_bias=biased, causal=False, rotary=float(tower.position == "rope"),
         fused=share.framework.linears.fused_projections if tower.fused_qkv is None else tower.fused_qkv,
     )  # fmt: skip
     if windowed:
@@ -43,7 +46,7 @@ def layer(tower: Tower, share: Share, windowed: bool) -> list[Part]:
     for at, (name, mixer) in enumerate((("attn", attn), ("mlp", rest)), 1):
         first = norm(share, f"norm{at}", share.srows, h, tower.norm, modules=3 - at)
         found += [before(share, first, mixer[0]), *mixer]
-        found += [_scaled(share, f"{name}.scale", h)] * tower.layer_scale
+        found += [scaled(share, f"{name}.scale", h, 1 if gated else h)] * (tower.layer_scale or gated)
         found.append(residual(share, f"{name}.residual", share.srows, h, dropout=False))
     return found
 
@@ -77,10 +80,10 @@ def _flat(tower: Tower, share: Share) -> Part:
 
 def _convolved(tower: Tower, share: Share) -> Part:
     """A convolution of stride = kernel = patch over the picture, its map turned to tokens, and the class token put before them."""
-    b, patches = share.micro, tower.patches
+    b, patches, marked = share.micro * tower.tiles, tower.patches, tower.class_token and tower.tiles == 1
     shape = (b, 3, tower.image, tower.image, tower.hidden, tower.patch, tower.patch, tower.patch, 0, 1, share.core)
     weight = 3 * tower.patch**2 * tower.hidden
-    tensors = (weight, *(tower.hidden,) * (tower.patch_bias + tower.class_token))
+    tensors = (weight, *(tower.hidden,) * (tower.patch_bias + marked))
     down, up = weight_casts(share, tensors[:1])
     n = b * patches * tower.hidden * share.e
     turn = elementwise("copy", share, b * patches * tower.hidden, share.e, share.es)
@@ -88,7 +91,7 @@ def _convolved(tower: Tower, share: Share) -> Part:
     total: list[Work] = [MemoryBound("reduce", n, tower.hidden * share.e, share.act)] * tower.patch_bias
     return Part(
         name="patches",
-        forward=(*down, Conv(*shape), *add, *(turn,) * tower.class_token),
+        forward=(*down, Conv(*shape), *add, *(turn,) * marked),
         backward=(turn,),
         wgrad=(Conv(*shape, "wgrad"), *total, *up),
         cls="conv",
@@ -131,14 +134,4 @@ def _interpolated(tower: Tower, share: Share) -> Part:
         tensors=(table,),
         tables=((tower.grid**2, tower.hidden),),
         saved=ids + weights,
-    )
-
-
-def _scaled(share: Share, name: str, hidden: int) -> Part:
-    """A learned factor for each column: its gradient is a sum over all rows of gradient x input."""
-    n, e = share.srows * hidden, share.e
-    scale, twice = elementwise("scale", share, n, e, e), elementwise("scale", share, n, 2 * e, e)
-    total = MemoryBound("reduce", n * e, hidden * e, share.act)
-    return Part(
-        name=name, forward=(scale,), backward=(scale,), wgrad=(twice, total), cls="elementwise", tensors=(hidden,), saved=n * e, modules=0
     )

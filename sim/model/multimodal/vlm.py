@@ -10,9 +10,10 @@ from sim.framework.framework import Framework
 from sim.model.language import decoder
 from sim.model.layers.activation import activation
 from sim.model.layers.elementwise import elementwise
-from sim.model.layers.linear import linear
+from sim.model.layers.linear import casts, linear
 from sim.model.layers.lora import freeze
 from sim.model.layers.norm import norm
+from sim.model.multimodal import tiles
 from sim.model.multimodal import tower as towers
 from sim.model.multimodal.tower import reordered
 from sim.model.parts import Block, Part, Shape, still
@@ -26,56 +27,79 @@ Blocks = tuple[tuple[str, Block], ...]
 
 def blocks_of(spec: VisionLanguage, shape: Shape, framework: Framework, attention: str) -> Blocks:
     """patches, V0 ... (tower), embed (its end, the projector, words), L0 ... (decoder), head; after each layer of the tower that the decoder reads
-    too, its own projector (`merger8`), and after each layer of the decoder that takes one such, its sum (`deepstack0`).
+    too, its own projector (`merger8`), and after each layer of the decoder that takes one such, its sum (`deepstack0`);
+    before the second stage of a tower its norm (`middle`).
 
     Raises `BadInput` for sequences that do not hold their pictures, `Refused` for context parallelism.
     """
     name = spec.name or "vlm"
     if shape.cp > 1:
         raise Refused(f"{name}: how context parallelism would split pictures is not described; set cp = 1")
-    if spec.images * spec.tokens > shape.seq:
+    if not spec.crossed and spec.images * spec.tokens > shape.seq:
         raise BadInput(
             f"{name}: {spec.images} pictures of {spec.tokens} tokens do not fit seq_len = {shape.seq}. Set seq_len to at least "
             f"{spec.images * spec.tokens}, or fewer images"
         )
     seen = share_of(replace(shape, micro=shape.micro * spec.images, seq=spec.tower.tokens), framework, attention)
     share = share_of(shape, framework, attention)
-    embed, *rest = decoder.blocks_of(spec.decoder, shape, framework, attention)
+    read = share_of(replace(shape, seq=spec.images * spec.tokens), framework, attention) if spec.crossed else None
+    embed, *rest = decoder.blocks_of(spec.decoder, shape, framework, attention, read)
     words = list(embed[1].parts)
     if "decoder" in spec.frozen:
         rest = [(block, replace(one, parts=tuple(freeze(list(one.parts))))) for block, one in rest]
         words = freeze(words)
-    bridge = [
-        *_sight(spec, towers.ending(spec.tower, seen)),
-        *_projector(spec, seen, "projector", spec.projector),
-        *words,
-        _joined(spec, share),
-    ]
+    ending = tiles.columns(spec.tower, seen, len(spec.projector.beside)) if spec.crossed else towers.ending(spec.tower, seen)
+    projector = _projector(spec, seen, "projector", spec.projector)
+    if read is not None and not casts(read):  # all layers that read pictures keep the one result
+        projector[-1] = replace(projector[-1], saved=projector[-1].saved + read.rows * spec.decoder.hidden * read.es)
+    bridge = [*_sight(spec, ending), *projector, *words, *([] if spec.crossed else [_joined(spec, share)])]
     stream = seen.srows * spec.tower.hidden * seen.es
-    deep = _deep_bytes(spec, share)
-    return (
+    blocks = (
         ("patches", Block(kind="embed", parts=tuple(_sight(spec, towers.stem(spec.tower, seen))))),
-        *_tower(spec, seen, stream, deep),
-        ("embed", Block(kind="embed", parts=tuple(bridge), saved_input=stream, beside=len(spec.projector.deepstack) * deep)),
-        *_deepened(spec, share, tuple(rest), deep),
+        *_tower(spec, seen, stream),
+        ("embed", Block(kind="embed", parts=tuple(bridge), saved_input=stream)),
+        *_deepened(spec, share, rest),
     )
+    return _handed_on(blocks, _later(spec, [name for name, _ in blocks], stream, share, read))
 
 
-def _tower(spec: VisionLanguage, share: Share, stream: int, deep: int) -> Blocks:
-    """Layers of one kind are one `Block`. Those that nobody reads run without a backward. `deep`: bytes of what one merger has made."""
-    made: dict[tuple[bool, bool, int], Block] = {}
+def _tower(spec: VisionLanguage, share: Share, stream: int) -> Blocks:
+    """Layers of one kind are one `Block`. Those that nobody reads run without a backward. Between the stages are blocks that are no layers."""
+    made: dict[tuple[bool, bool, bool], Block] = {}
     found = []
-    mergers = 0
     for at in range(spec.tower.layers):
-        kind = spec.tower.windowed(at), at >= spec.tower.layers - spec.tower.unread, mergers
+        kind = spec.tower.windowed(at), at >= spec.tower.layers - spec.tower.unread, at >= spec.tower.layers - spec.tower.gated_layers
         if kind not in made:
-            parts = _sight(spec, towers.layer(spec.tower, share, kind[0]), kind[1])
-            made[kind] = Block(kind="layer", parts=tuple(parts), saved_input=stream, beside=mergers * deep)
+            parts = _sight(spec, towers.layer(spec.tower, share, kind[0], kind[2]), kind[1])
+            made[kind] = Block(kind="layer", parts=tuple(parts), saved_input=stream)
         found.append((f"V{at}", made[kind]))
         if at in spec.projector.deepstack:
-            merger = tuple(_merger(spec, share, f"merger{at}"))
-            found.append((f"merger{at}", Block(kind="embed", parts=merger, saved_input=stream, beside=mergers * deep)))
-            mergers += 1
+            found.append((f"merger{at}", Block(kind="embed", parts=tuple(_merger(spec, share, f"merger{at}")), saved_input=stream)))
+        if spec.tower.gated_layers and at == spec.tower.layers - spec.tower.gated_layers - 1:
+            between = _sight(spec, tiles.second(spec.tower, share))
+            found.append(("middle", Block(kind="embed", parts=tuple(between), saved_input=stream)))
+    return tuple(found)
+
+
+def _later(spec: VisionLanguage, names: Sequence[str], stream: int, share: Share, read: Share | None) -> list[tuple[int, int, int]]:
+    """Results that are not only read by the block after: the first and the last block that others than this one must hand them to, by place, and
+    their bytes."""
+    at = {name: place for place, name in enumerate(names)}
+    deep = _deep_rows(spec, share) * spec.decoder.hidden * share.es
+    found = [(at[f"merger{layer}"] + 1, at[f"deepstack{to}"], deep) for to, layer in enumerate(spec.projector.deepstack)]
+    found += [(at[f"V{layer}"] + 2, at["embed"], stream) for layer in spec.projector.beside]
+    if read is not None:
+        found.append((at["embed"] + 1, at[f"L{spec.decoder.mixers.rindex('X')}"], read.rows * spec.decoder.hidden * read.es))
+    return found
+
+
+def _handed_on(blocks: Blocks, results: Sequence[tuple[int, int, int]]) -> Blocks:
+    """The blocks with what each reads or hands on beside its input."""
+    made: dict[tuple[int, int], Block] = {}
+    found = []
+    for at, (name, block) in enumerate(blocks):
+        key = id(block), sum(size for first, last, size in results if first <= at <= last)
+        found.append((name, made.setdefault(key, replace(block, beside=key[1]))))
     return tuple(found)
 
 
@@ -88,26 +112,20 @@ def _merger(spec: VisionLanguage, seen: Share, name: str) -> list[Part]:
     return [first, *rest]
 
 
-def _deepened(spec: VisionLanguage, share: Share, rest: Blocks, deep: int) -> Blocks:
-    """The decoder's blocks, with what its first layers make summed with what the mergers made, which they hand on until then."""
-    found, count = [], len(spec.projector.deepstack)
+def _deepened(spec: VisionLanguage, share: Share, rest: Sequence[tuple[str, Block]]) -> Blocks:
+    """The decoder's blocks, with what its first layers make summed with what the mergers made."""
+    found = list[tuple[str, Block]]()
     for at, (name, block) in enumerate(rest):
-        if at >= count:
-            found.append((name, block))
-            continue
-        beside = (count - at) * deep
-        added = Block(kind="embed", parts=(_added(spec, share, f"deepstack{at}.add"),), saved_input=block.saved_input, beside=beside)
-        found += [(name, replace(block, beside=beside)), (f"deepstack{at}", added)]
+        found.append((name, block))
+        if at < len(spec.projector.deepstack):
+            add = _added(spec, share, f"deepstack{at}.add")
+            found.append((f"deepstack{at}", Block(kind="embed", parts=(add,), saved_input=block.saved_input)))
     return tuple(found)
 
 
 def _deep_rows(spec: VisionLanguage, share: Share) -> int:
     """Of the pictures' tokens those on this rank."""
     return share.micro * spec.images * spec.tokens * share.srows // share.rows
-
-
-def _deep_bytes(spec: VisionLanguage, share: Share) -> int:
-    return _deep_rows(spec, share) * spec.decoder.hidden * share.es
 
 
 def _added(spec: VisionLanguage, share: Share, name: str) -> Part:
@@ -139,7 +157,7 @@ def _sight(spec: VisionLanguage, parts: Sequence[Part], unread: bool = False) ->
 def _projector(spec: VisionLanguage, seen: Share, name: str, p: Projector) -> list[Part]:
     """Fewer patches, then one linear or two. These are whole on each rank of tensor parallelism, as norms are."""
     rows = seen.micro * spec.tokens
-    parts, width = _fewer(spec, seen, rows, name, p), spec.tower.hidden * p.merge**2
+    parts, width = _fewer(spec, seen, rows, name, p), spec.tower.hidden * p.merge**2 * (1 + len(p.beside))
     if p.layers == 2:
         inner = p.inner or spec.decoder.hidden
         parts.append(linear(seen, f"{name}.up", width, inner, rows=rows, bias=p.bias, low=False, stream=True, modules=2))

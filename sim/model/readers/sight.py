@@ -25,6 +25,8 @@ def _decoder(c: Config, unsaid: str) -> Fields:
         if c.tree.get(key) is not None:
             tree.setdefault(key, c.tree[key])
     kind = str(tree["model_type"])
+    if kind == "mllama_text_model":
+        return {"family": "decoder", **_mllama_text(Config(tree, f"{c.where}: text_config"))}
     if kind not in _TEXT:
         raise Refused(f"{c.where}: the language model's model_type '{kind}' is not read. Read are {', '.join(sorted(_TEXT))}")
     return {"family": "decoder", **_TEXT[kind](Config(tree, f"{c.where}: text_config"))}
@@ -166,6 +168,29 @@ def _qwen3(c: Config) -> Fields:
     return fields | {"projector": fields["projector"] | {"deepstack": v.tree.get("deepstack_visual_indexes", [8, 16, 24])}}
 
 
+def _mllama(c: Config) -> Fields:
+    """Llama 3.2 Vision: a tower of two stages over all tiles of a picture, and layers of the decoder that read it."""
+    v, decoder = c.inner("vision_config"), _decoder(c, "mllama_text_model")
+    local, second, image = v.number("num_hidden_layers", default=32), v.number("num_global_layers", default=8), _side(v, "image_size", 448)
+    ratios = v.tree.get("supported_aspect_ratios") or [0] * 8
+    tower = {
+        "layers": local + second, "gated_layers": second, "hidden": v.number("hidden_size", default=1280),
+        "heads": v.number("attention_heads", "num_attention_heads", default=16), "ffn": v.number("intermediate_size", default=5120),
+        "activation": v.activation("hidden_act", gated=False, default="gelu"), "attention_bias": False, "fused_qkv": False, "image": image,
+        "patch": _side(v, "patch_size", 14), "class_token": True, "tiles": v.number("max_num_tiles", default=4), "ratios": len(ratios),
+    }  # fmt: skip
+    beside = v.tree.get("intermediate_layers_indices") or [3, 7, 15, 23, 30]
+    return {"family": "vlm", "tower": tower, "projector": {"layers": 1, "beside": beside}, "decoder": decoder}
+
+
+def _mllama_text(c: Config) -> Fields:
+    """Llama, in whose `cross_attention_layers` words read pictures. The embedding has eight rows more than the head (MllamaTextModel)."""
+    fields = gated.READERS["llama"](c)
+    crossed = c.tree.get("cross_attention_layers")
+    crossed = [3, 8, 13, 18, 23, 28, 33, 38] if crossed is None else crossed
+    return fields | {"further_rows": 8, "mixers": "".join("X" if at in crossed else "*" for at in range(fields["layers"]))}
+
+
 def _flat(v: Config, hidden: int, layers: int = 32, patch: int = 14) -> Fields:
     """Qwen's towers take patches of two frames as they lie in memory."""
     return {
@@ -187,5 +212,5 @@ def _merged(c: Config, v: Config, tower: Fields, norm: str) -> Fields:
 
 READERS: dict[str, Callable[[Config], Fields]] = {
     "llava": _llava, "paligemma": _paligemma, "gemma3": _gemma3, "internvl": _internvl, "qwen2_vl": _qwen2, "qwen2_5_vl": _qwen2_5,
-    "qwen3_vl": _qwen3, "qwen3_vl_moe": _qwen3,
+    "qwen3_vl": _qwen3, "qwen3_vl_moe": _qwen3, "mllama": _mllama,
 }  # fmt: skip

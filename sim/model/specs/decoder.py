@@ -119,6 +119,8 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     """What is rotated is also scaled (YaRN's attention factor is not 1): TransformerEngine's fused kernel cannot, Megatron then writes it out."""
     tied: bool = False
     """The head uses the embedding's weight."""
+    further_rows: Natural = 0
+    """Rows of the embedding beyond the vocabulary, for which there are no logits (Llama 3.2 Vision: 8)."""
     head_bias: bool = False
     embed_norm: bool = False
     """A norm after the embedding (BLOOM)."""
@@ -168,7 +170,7 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     """Hybrids: one letter a layer, M = Mamba-2, * = attention, - = MLP, E = experts, each with its own norm and residual."""
     mixers: str = ""
     """What mixes tokens in each layer, where it is not always attention: one letter a layer, M = Mamba-2, D = delta rule, L = lightning
-    attention, * = attention. The MLP or the experts follow as in every layer (Granite 4, Qwen3-Next, MiniMax-Text-01)."""
+    attention, X = attention on pictures (a vision-language model's, Llama 3.2 Vision), * = attention. The MLP or the experts follow as in every layer (Granite 4, Qwen3-Next, MiniMax-Text-01)."""
     mamba: Mamba | None = None
     delta: Delta | None = None
     lightning: Lightning | None = None
@@ -208,13 +210,15 @@ def _check(spec: Decoder) -> None:
         raise BadInput(f"{name}: moe.top_k = {spec.moe.top_k} is more than moe.experts = {spec.moe.experts}")
     if not (spec.pre_norms or spec.post_norms) or (spec.parallel_block and not spec.pre_norms):
         raise BadInput(f"{name}: pre_norms = false needs post_norms = true, and parallel_block = false")
+    if spec.tied and spec.further_rows:
+        raise BadInput(f"{name}: further_rows = {spec.further_rows}: a tied head has logits for all rows. Add them to vocab")
     if bool(spec.mtp_pattern) != bool(spec.mtp and spec.pattern):
         raise BadInput(
             f'{name}: mtp_pattern is what a module of multi-token prediction holds in a hybrid ("*E"): it goes with mtp and pattern'
         )
     if spec.pattern and spec.mixers:
         raise BadInput(f"{name}: pattern and mixers exclude each other: pattern's layers hold one mixer and nothing else. Give one of them")
-    for field, letters in (("pattern", "M*-E"), ("mixers", "MDL*"), ("mtp_pattern", "M*-E")):
+    for field, letters in (("pattern", "M*-E"), ("mixers", "MDLX*"), ("mtp_pattern", "M*-E")):
         if getattr(spec, field):
             _check_letters(spec, name, field, letters)
 

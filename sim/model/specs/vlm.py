@@ -24,6 +24,8 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
     """Linear layers have biases."""
+    attention_bias: bool | None = None
+    """Those of attention have; None = `bias`."""
     fused_qkv: bool | None = None
     """q, k, v are one linear; None = as the framework does."""
     image: Count = 448
@@ -46,6 +48,12 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Patches of one window that attend to each other; 0 = all of a picture."""
     full_every: Natural = 0
     """Every n-th layer attends to the whole picture all the same (Qwen2.5-VL: 8)."""
+    tiles: Count = 1
+    """Pictures of one size that make one, whose patches all attend to each other (Llama 3.2 Vision: 4)."""
+    ratios: Natural = 0
+    """Ways to lay the tiles: each has rows of its own in tables of their places, which come with tiles > 1."""
+    gated_layers: Natural = 0
+    """Last layers that are a second stage, with a norm and the tiles' places before it: each mixer is scaled by one learned number."""
     unread: Natural = 0
     """Last layers that run for nothing: the decoder reads what the one before them makes (LLaVA: 1)."""
 
@@ -55,12 +63,18 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def patches(self) -> int:
+        """Of one tile."""
         return (self.image // self.patch) ** 2
 
     @property
+    def made(self) -> int:
+        """Tokens of one picture, the class token of each tile among them."""
+        return self.tiles * (self.patches + self.class_token)
+
+    @property
     def tokens(self) -> int:
-        """Of one picture, inside the tower."""
-        return self.patches + self.class_token
+        """... with those that fill up each of several tiles to a multiple of eight, as transformers' MllamaVisionModel does."""
+        return self.made if self.tiles == 1 else self.tiles * -(-self.made // self.tiles // 8) * 8
 
 
 class Projector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -78,6 +92,8 @@ class Projector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     inner: Natural = 0
     """Width between them; 0 = the decoder's."""
     bias: bool = True
+    beside: tuple[Natural, ...] = ()
+    """Layers of the tower, counted from 0, whose columns are put beside those of the last (Llama 3.2 Vision)."""
     deepstack: tuple[Natural, ...] = ()
     """Layers of the tower, counted from 0, that the decoder reads too: each by a projector of its own, whose norm is over joined patches, added to what
     the decoder's first layers make, one each (Meng et al. 2024, arXiv 2406.04334; Qwen3-VL)."""
@@ -105,34 +121,57 @@ class VisionLanguage(Spec, tag="vlm", frozen=True, kw_only=True):
             )
         if tower.unread >= tower.layers:
             raise BadInput(f"{name}: tower.unread = {tower.unread} leaves none of {tower.layers} layers")
-        self._check_deepstack(name)
+        self._check_tiles(name)
+        self._check_read(name)
         if len(set(self.frozen)) == 3:
             raise BadInput(f"{name}: frozen names all parts: nothing is trained. Leave one out")
         if "projector" in self.frozen and "tower" not in self.frozen:
             raise Refused(f"{name}: a frozen projector behind a trained tower is not described. Freeze the tower too, or train both")
 
-    def _check_deepstack(self, name: str) -> None:
-        tower, read = self.tower, self.projector.deepstack
-        last = tower.layers - tower.unread - 1
-        if list(read) != sorted(set(read)) or any(layer > last for layer in read):
-            raise BadInput(f"{name}: projector.deepstack = {list(read)} must name layers of the tower, 0 to {last}, each once and in order")
-        if len(read) > self.decoder.layers:
+    def _check_tiles(self, name: str) -> None:
+        tower = self.tower
+        if (tower.tiles > 1) != (tower.ratios > 0) or (tower.tiles > 1 and not (tower.class_token and tower.position == "learned")):
+            raise Refused(f'{name}: tower.tiles is described with tower.ratios, class_token = true and position = "learned" alone')
+        if tower.gated_layers and (tower.tiles == 1 or tower.gated_layers >= tower.layers):
             raise BadInput(
-                f"{name}: projector.deepstack names {len(read)} layers, for which the decoder's {self.decoder.layers} are too few"
+                f"{name}: tower.gated_layers = {tower.gated_layers} are the last of {tower.layers} layers of a tower with tiles > 1"
             )
-        if read and tower.frames == 1:
+        if self.crossed != (tower.tiles > 1):
+            raise Refused(f"{name}: tower.tiles > 1 and decoder.mixers with X, layers that read pictures, are described together alone")
+
+    def _check_read(self, name: str) -> None:
+        tower, last = self.tower, self.tower.layers - self.tower.unread - 1
+        for field in ("beside", "deepstack"):
+            read = getattr(self.projector, field)
+            if list(read) != sorted(set(read)) or any(layer > last for layer in read):
+                raise BadInput(
+                    f"{name}: projector.{field} = {list(read)} must name layers of the tower, 0 to {last}, each once and in order"
+                )
+        deep, side = len(self.projector.deepstack), self.projector.merge * self.projector.pool
+        if deep > self.decoder.layers:
+            raise BadInput(f"{name}: projector.deepstack names {deep} layers, for which the decoder's {self.decoder.layers} are too few")
+        if deep and tower.frames == 1:
             raise Refused(
                 f"{name}: projector.deepstack is described for patches that come square by square alone, as Qwen's do: tower.frames = 2"
+            )
+        if (self.projector.beside or self.crossed) and (side > 1 or tower.unread or not self.crossed):
+            raise Refused(
+                f"{name}: projector.beside is described for layers that read pictures (X in decoder.mixers), with merge, pool = 1 and unread = 0"
             )
 
     @property
     def tokens(self) -> int:
-        """That the decoder reads of one picture."""
-        return self.tower.patches // (self.projector.merge * self.projector.pool) ** 2
+        """That the decoder reads of one picture: in place of words, or (`crossed`) beside them."""
+        return self.tower.made if self.crossed else self.tower.patches // (self.projector.merge * self.projector.pool) ** 2
+
+    @property
+    def crossed(self) -> bool:
+        """Has the decoder layers that read pictures, which then stand for one word each?"""
+        return "X" in self.decoder.mixers
 
     def input_bytes(self, seq: int) -> int:
         """int64 ids and labels, and fp32 pictures."""
-        return 16 * seq + 12 * self.images * self.tower.frames * self.tower.image**2
+        return 16 * seq + 12 * self.images * self.tower.tiles * self.tower.frames * self.tower.image**2
 
     # What planning and memory ask of any model of layers.
 

@@ -258,6 +258,8 @@ EXACT = {
     "gemma3-27b-vision": 27_432_406_640,
     "paligemma-3b": 2_923_466_480,
     "pixtral-12b": 12_682_739_712,
+    "llama3.2-11b-vision": 10_670_220_835,
+    "llama3.2-90b-vision": 88_593_355_323,
     # facebookresearch/dlrm, dlrm_s_pytorch.py with the arguments of its Kaggle script and of MLPerf's: 33,762,577 and 187,767,399 rows and the MLPs
     "dlrm-kaggle": 540_677_217,
     "dlrm-terabyte": 24_036_595_969,

@@ -172,7 +172,7 @@ def test_mixers_are_checked() -> None:
     delta = {"key_heads": 3, "value_heads": 4}
     for fields, words in (
         ({"mixers": "MM*"}, "mixers has 3 letters for layers = 4"),
-        ({"mixers": "MM*E"}, "write one of M D L [*]"),
+        ({"mixers": "MM*E"}, "write one of M D L X [*]"),
         ({"mixers": "DDD*"}, "delta is not given"),
         ({"mixers": "LLL*"}, "lightning is not given"),
         ({"mixers": "DDD*", "delta": delta}, "delta.key_heads = 3 does not divide"),

@@ -68,6 +68,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "gemma", "hidden_size": 2048, "intermediate_size": 16384, "num_attention_heads": 8,
                         "num_hidden_layers": 18, "num_key_value_heads": 1, "vocab_size": 257216},
     },
+    "llama3.2-11b-vision": {
+        "model_type": "mllama", "image_token_index": 128256,
+        "text_config": {"model_type": "mllama_text_model", "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38], "hidden_act": "silu",
+                        "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 40,
+                        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False},
+        "vision_config": {"model_type": "mllama_vision_model", "attention_heads": 16, "hidden_act": "gelu", "hidden_size": 1280,
+                          "image_size": 560, "intermediate_layers_indices": [3, 7, 15, 23, 30], "intermediate_size": 5120,
+                          "max_num_tiles": 4, "num_global_layers": 8, "num_hidden_layers": 32, "patch_size": 14, "vision_output_dim": 7680,
+                          "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]},
+    },
     "pixtral-12b": {
         "model_type": "llava", "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
         "text_config": {"model_type": "mistral", "hidden_size": 5120, "head_dim": 128, "intermediate_size": 14336, "num_hidden_layers": 40,
@@ -183,6 +193,41 @@ def test_what_deepstack_hands_on_crosses_each_cut_until_it_is_added() -> None:
     assert predict_setting(cut).step_time_s > 0.0
 
 
+TILED: dict[str, Any] = {
+    "base": "llama3.2-11b-vision", "decoder": {"layers": 4, "mixers": "**X*"}, "tower": {"layers": 4, "gated_layers": 1},
+    "projector": {"beside": [0, 2]},
+}  # fmt: skip
+
+
+def test_layers_that_read_pictures_are_handed_them() -> None:
+    """A picture is four tiles of 1,601 tokens, filled up to 1,608 in the tower; it stands for one word, whatever its size."""
+    cut = setting(TILED, {"pp": 4}, batch={"global": 8, "micro": 1})
+    names = [[name for name, _ in stage] for stage in stages(TILED, {"pp": 4})]
+    assert names == [["patches", "V0", "V1"], ["V2", "middle", "V3"], ["embed", "L0", "L1"], ["L2", "L3", "head"]]
+    tower, stream, pictures = 2 * 1280 * 4 * 1608, 2 * 4096 * 1024, 2 * 4096 * 4 * 1601
+    program = program_for(cut, 2)
+    sent = [{op.bytes for call, op in program.ops(rank) if op.kind == "send" and call.step == 1} for rank in range(4)]
+    assert sent == [{2 * tower}, {3 * tower, 2 * tower}, {stream + pictures, 3 * tower}, {stream + pictures}]
+    assert setting({**TILED, "images": 20}, {}).network.seq == 1024
+    with pytest.raises(BadInput, match=r"mixers has 'X' layers, which read pictures. Make it the decoder of a model of family vlm"):
+        setting({"base": "llama3-8b", "layers": 2, "mixers": "X*"}, {})
+
+
+def test_words_pay_for_pictures_where_they_read_them() -> None:
+    """One layer of four: keys and values of 6,404 tokens, for which the gates and norms are all that is learned beside the linears."""
+    blocks = {name: block for name, block in setting(TILED, {}).network.blocks if name in ("L0", "L2")}
+    assert blocks["L2"].params - blocks["L0"].params == 2 * 128 + 2
+    rows = [work.m for part in blocks["L2"].parts for work in part.forward if part.name == "attn.kv"]
+    assert set(rows) == {6404}
+    frozen = {op.id for op in ops(program_for(setting({**TILED, "frozen": ["tower"]}, {}), 2)) if op.id.startswith(("bwd/", "wgrad/"))}
+    assert not [name for name in frozen if "/V" in name or "middle" in name or "columns" in name] and [
+        name for name in frozen if "projector.down" in name
+    ]
+    lora = setting(TILED, {}, task="lora").network.blocks
+    trained = {part.name for name, block in lora if name == "L2" for part in block.parts if part.tensors and not part.frozen}
+    assert trained == {"attn.q.lora", "attn.kv.lora", "attn.proj.lora"}
+
+
 def test_mergers_train_behind_a_frozen_tower() -> None:
     frozen = {**DEEP, "frozen": ["tower"]}
     back = {op.id for op in ops(program_for(setting(frozen, {"dp_shard": 4, "zero": 3}), 2)) if op.id.startswith(("bwd/", "wgrad/"))}
@@ -230,6 +275,12 @@ def test_adapters_go_to_the_decoder_and_the_tower_stays() -> None:
         ({"projector": {"deepstack": [4]}}, BadInput, "0 to 3, each once and in order"),
         ({"projector": {"deepstack": [1, 2]}, "decoder": {"layers": 1}}, BadInput, "for which the decoder's 1 are too few"),
         ({"projector": {"deepstack": [1]}, "tower": {"frames": 1}}, Refused, "square by square alone"),
+        ({"decoder": {"mixers": "*X**"}}, Refused, "layers that read pictures, are described together alone"),
+        ({"tower": {"tiles": 4}}, Refused, "tower.tiles is described with tower.ratios"),
+        ({"tower": {"gated_layers": 1}}, BadInput, "the last of 4 layers of a tower with tiles > 1"),
+        ({"projector": {"beside": [1]}}, Refused, "projector.beside is described for layers that read pictures"),
+        ({"projector": {"beside": [9]}}, BadInput, r"projector.beside = \[9\] must name"),
+        ({"decoder": {"further_rows": 8}}, BadInput, "a tied head has logits for all rows"),
         ({"decoder": "bert-base"}, BadInput, "decoder"),
         ({"decoder": "nobody-7b"}, BadInput, "nobody-7b"),
     ],
