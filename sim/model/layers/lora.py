@@ -28,8 +28,9 @@ def adapt(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
 
 
 def freeze(parts: list[Part]) -> list[Part]:
-    """The parts of the base without gradients of their weights: products then need not keep their inputs. Adapters stay as they are."""
-    return [part if part.frozen or not part.tensors or part.name.endswith(".lora") else _still(part) for part in parts]
+    """The parts of the base without gradients of their weights (a tied head's are the embedding's): products then need not keep their inputs.
+    Adapters stay as they are."""
+    return [_still(part) if (part.tensors or part.wgrad) and not (part.frozen or part.name.endswith(".lora")) else part for part in parts]
 
 
 def reread(lora: Lora, share: Share) -> int:

@@ -307,6 +307,13 @@ def test_the_first_that_is_trained_makes_no_gradient_of_its_input() -> None:
         assert up.wgrad
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_of_a_frozen_decoder_the_head_gets_no_gradient_either(tied: bool) -> None:
+    model = {**SMALL, "decoder": {"layers": 4, "tied": tied}, "frozen": ["decoder"]}
+    head = dict(setting(model, {}).network.blocks)["head"]
+    assert not any(part.wgrad for part in head.parts) and any(part.backward for part in head.parts)
+
+
 def test_a_decoder_may_have_experts() -> None:
     plan = bind(
         {"model": {"base": "qwen2.5-vl-3b", "decoder": "qwen3-30b-a3b"}, "seq_len": 1024, "parallel": {"dp_shard": 8, "ep": 8}}, "dgx-h100"
