@@ -29,7 +29,7 @@ def example_of(spec: ModelSpec, seq: int, index: int) -> Pair:
         ids = torch.randint(0, spec.vocab, (seq + 1,), generator=g)
         return ids[:-1], ids[1:]
     if isinstance(spec, VisionLanguage):
-        pixels = torch.randn(spec.images * spec.tower.frames * 3 * spec.tower.image**2, generator=g)
+        pixels = torch.randn(spec.images * spec.tower.tiles * spec.tower.frames * 3 * spec.tower.image**2, generator=g)
         ids = torch.randint(0, spec.decoder.vocab, (seq + 1,), generator=g)
         return packed(pixels, ids[:-1]), ids[1:]
     if isinstance(spec, Encoder):

@@ -246,7 +246,7 @@ def _check_decoder(plan: Plan, spec: Decoder) -> None:
         _check_experts(plan, spec, spec.moe)
     asked = {
         "mla": spec.mla, "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": 0 < spec.window < seq,
-        "packed": spec.packed, "pattern": spec.pattern, "mtp": spec.mtp, "mixers": spec.mixers, "gated_attention": spec.gated_attention,
+        "packed": spec.packed, "pattern": spec.pattern, "mtp": spec.mtp, "mixers": set(spec.mixers) - {"X", "*"}, "gated_attention": spec.gated_attention,
         "rope_scaled": spec.rope_scaled, "position = alibi": spec.position == "alibi",
     }  # fmt: skip
     for name, value in asked.items():

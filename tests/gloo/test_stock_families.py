@@ -65,6 +65,23 @@ DEEP = {
     "projector": {"merge": 2, "norm": "layernorm", "inner": 256, "deepstack": [0, 1]},
     "decoder": GPT | {"tied": True, "kv_heads": 2},
 }
+TILED = {
+    "family": "vlm",
+    "tower": {
+        "layers": 3,
+        "hidden": 64,
+        "heads": 4,
+        "ffn": 128,
+        "image": 32,
+        "patch": 8,
+        "class_token": True,
+        "tiles": 2,
+        "ratios": 3,
+        "gated_layers": 1,
+    },
+    "projector": {"layers": 1, "beside": [0]},
+    "decoder": GPT | {"layers": 3, "mixers": "*X*", "kv_heads": 2},
+}
 MODELS = {
     "moe": MOE,
     "sigmoid": SIGMOID,
@@ -77,6 +94,7 @@ MODELS = {
     "t5": T5,
     "seeing": SEEING,
     "deepstack": DEEP,
+    "tiled": TILED,
     "frozen tower": SEEING | {"frozen": ["tower"]},
 }
 SPLITS: dict[str, dict[str, Any]] = {"one": {}, "ddp": {"dp_replicate": 2}, "fsdp": {"dp_shard": 2, "zero": 3}}

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from executor.training.models import decoder, encdec, encoder, sight, stacks, unet
+from executor.training.models import decoder, encdec, encoder, sight, stacks, tiles, unet
 from executor.training.models.experts import Experts, Shared
 from sim.framework.framework import Framework
 from sim.model.language.decoder import kind_of
@@ -28,6 +28,8 @@ Blocks = Iterable[tuple[str, nn.Module]]
 PARTS = {
     "tokens": "embed.tokens",
     "qkv": "attn.qkv",
+    "q": "attn.q",
+    "kv_proj": "attn.kv",
     "q_norm": "attn.q_norm",
     "k_norm": "attn.k_norm",
     "rope": "attn.rope",
@@ -47,7 +49,7 @@ PARTS = {
 """Submodule of a transformer's layer -> part's name in `sim.model`, where they differ."""
 
 
-_ENDS = {"embed", "stem", "target", "patches", "head"}
+_ENDS = {"embed", "stem", "target", "patches", "middle", "head"}
 """Blocks that are no layers."""
 
 
@@ -147,7 +149,8 @@ def blocks_of(spec: ModelSpec, habits: Framework, seq: int, tp: int) -> Blocks:
     if isinstance(spec, Decoder):
         yield "embed", decoder.Embed(spec, habits, seq)
         for i in range(spec.layers):
-            yield f"L{i}", decoder.Layer(spec, habits, seq, tp, routed=kind_of(spec, i)[0] == "moe")
+            made = tiles.Crossed if spec.mixers[i : i + 1] == "X" else decoder.Layer
+            yield f"L{i}", made(spec, habits, seq, tp, routed=kind_of(spec, i)[0].startswith("moe"))
         yield "head", decoder.Head(spec)
     elif isinstance(spec, (Encoder, Vit)):
         yield from _encoder(spec, habits)

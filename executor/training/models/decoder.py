@@ -133,7 +133,7 @@ class Embed(nn.Module):
 
     def __init__(self, spec: Decoder, habits: Framework, seq: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(spec.vocab, spec.hidden)
+        self.tokens = nn.Embedding(spec.vocab + spec.further_rows, spec.hidden)
         self.positions = nn.Embedding(max(spec.positions, seq), spec.hidden) if spec.position == "learned" else None
         self.drop = Dropout(rate_of(spec, habits))
         self.norm = _norm(spec) if spec.embed_norm else None

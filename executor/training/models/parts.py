@@ -69,20 +69,22 @@ class Core(nn.Module):
         super().__init__()
         self.math, self.causal, self.mask, self.dropout = math, causal, mask, dropout
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """(batch, heads, seq, d), fewer key-value heads allowed; returns (batch, seq, heads x d)."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch, heads, seq, d), fewer key-value heads allowed; returns (batch, seq, heads x d). `mask` is added to the scores."""
         drops = self.dropout if self.training else 0.0
         if self.math:
             groups = q.shape[1] // k.shape[1]
             k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            if self.causal or self.mask:
+            if mask is not None:
+                scores = scores + mask
+            elif self.causal or self.mask:
                 hidden = torch.full(scores.shape[-2:], float("-inf") if self.causal else 0.0, device=q.device, dtype=scores.dtype)
                 scores = scores + (hidden.triu(1) if self.causal else hidden)
             weights = torch.softmax(scores, -1)
             out = (F.dropout(weights, drops) if drops else weights).to(v.dtype) @ v
         else:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=drops, enable_gqa=q.shape[1] != k.shape[1])
+            out = F.scaled_dot_product_attention(q, k, v, mask, drops, self.causal, enable_gqa=q.shape[1] != k.shape[1])
         return out.transpose(1, 2).flatten(2)
 
 
@@ -110,3 +112,14 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if self.p else x
+
+
+class Scale(nn.Module):
+    """A learned factor for each column, or (a width of 1) for all."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((hidden,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor

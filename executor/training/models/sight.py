@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from executor.training.models import decoder
 from executor.training.models.deepstack import Deepstack, Merger
-from executor.training.models.parts import GATES, Activation, Core, Linear, Rotary, make_norm
+from executor.training.models.parts import GATES, Activation, Core, Linear, Rotary, Scale, make_norm
+from executor.training.models.tiles import Columns, Middle, beginning
 from sim.framework.framework import Framework
 from sim.model.specs.vlm import Tower, VisionLanguage
 
@@ -24,9 +25,12 @@ def blocks(spec: VisionLanguage, habits: Framework, seq: int) -> Blocks:
     tower = spec.tower
     yield "patches", _frozen(Stem(tower), "tower" in spec.frozen)
     for at in range(tower.layers):
-        yield f"V{at}", _frozen(Layer(tower, habits, tower.window if tower.windowed(at) else 0), "tower" in spec.frozen)
+        gated = at >= tower.layers - tower.gated_layers
+        yield f"V{at}", _frozen(Layer(tower, habits, tower.window if tower.windowed(at) else 0, gated), "tower" in spec.frozen)
         if at in spec.projector.deepstack:
             yield f"merger{at}", _frozen(Merger(spec), "projector" in spec.frozen)
+        if tower.gated_layers and at == tower.layers - tower.gated_layers - 1:
+            yield "middle", _frozen(Middle(tower), "tower" in spec.frozen)
     yield "embed", Bridge(spec, habits, seq)
 
 
@@ -53,18 +57,29 @@ def run(spec: VisionLanguage, of: dict[str, nn.Module], given: Tensor, seq: int)
     pixels, ids = unpacked(given, seq)
     tower = spec.tower
     shape = (tower.patches, -1) if tower.frames > 1 else (3, tower.image, tower.image)
-    seen = of["patches"](pixels.view(len(given) * spec.images, *shape).to(next(of["head"].parameters()).dtype))
-    x = seen
+    found = of["patches"](pixels.view(len(given) * spec.images * tower.tiles, *shape).to(next(of["head"].parameters()).dtype))
+    x, *mask = found if isinstance(found, tuple) else (found,)
+    seen = x
     deep: list[Tensor] = []
+    beside: list[Tensor] = []
     for at in range(tower.layers):
-        x = of[f"V{at}"](x)
+        x = of[f"V{at}"](x, *mask)
         if at in spec.projector.deepstack:
             deep.append(of[f"merger{at}"](x))
+        if at in spec.projector.beside:
+            beside.append(x)
+        if "middle" in of and at == tower.layers - tower.gated_layers - 1:
+            x = of["middle"](x)
         seen = seen if at >= tower.layers - tower.unread else x
-    x = of["embed"](seen, ids)
+    if spec.crossed:
+        x, pictures = of["embed"](seen, ids, beside)
+    else:
+        x = of["embed"](seen, ids)
     names = list(of)
+    crossed = {f"L{at}" for at, letter in enumerate(spec.decoder.mixers) if letter == "X"}
     for name in names[names.index("embed") + 1 :]:
-        x = of[name](x, deep.pop(0)) if name.startswith("deepstack") else of[name](x)
+        more = [deep.pop(0)] if name.startswith("deepstack") else [pictures] if name in crossed else []
+        x = of[name](x, *more)
     out: Tensor = x
     return out
 
@@ -83,11 +98,12 @@ class Patches(nn.Module):
         self.turns = not flat
         width = 3 * tower.frames * side**2
         self.conv = nn.Linear(width, h, bias=tower.patch_bias) if flat else nn.Conv2d(3, h, side, side, bias=tower.patch_bias)
-        self.first = Token(h) if tower.class_token else None
+        self.first, self.tiles = Token(h) if tower.class_token and tower.tiles == 1 else None, tower.tiles
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.conv(x)
         y = y.flatten(2).transpose(1, 2) if self.turns else y
+        y = y.reshape(len(y) // self.tiles, -1, y.shape[-1])
         return y if self.first is None else torch.cat((self.first.token.expand(len(y), 1, -1), y), 1)
 
 
@@ -137,23 +153,16 @@ class Reordered(nn.Module):
         return x[:, torch.arange(x.shape[1] - 1, -1, -1, device=x.device)]
 
 
-class Scale(nn.Module):
-    """A learned factor for each column."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.full((hidden,), 0.1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
-
-
 class Stem(nn.Sequential):
     """Patches, positions where they are a table, windows put together, the first norm."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
         self.patches = Patches(tower)
+        if tower.tiles > 1:
+            for name, module in beginning(tower).items():
+                self.add_module(name, module)
+            return
         if tower.position == "learned" or tower.grid:
             self.positions = Interpolated(tower) if tower.grid else Positions(tower)
         if tower.window:
@@ -165,32 +174,32 @@ class Stem(nn.Sequential):
 class Layer(nn.Module):
     """Attention, residual, MLP, residual, each with a norm before it; in windows where there are some."""
 
-    def __init__(self, tower: Tower, habits: Framework, window: int) -> None:
+    def __init__(self, tower: Tower, habits: Framework, window: int, gated: bool) -> None:
         super().__init__()
-        h, ffn = tower.hidden, tower.ffn
+        h, ffn, biased = tower.hidden, tower.ffn, tower.bias if tower.attention_bias is None else tower.attention_bias
         self.window, self.heads = window, tower.heads
         fused = habits.linears.fused_projections if tower.fused_qkv is None else tower.fused_qkv
         self.norm1 = make_norm(tower.norm, h)
-        self.qkv = Linear(h, (3 * h,) if fused else (h, h, h), tower.bias)
+        self.qkv = Linear(h, (3 * h,) if fused else (h, h, h), biased)
         self.rope = Rotary(h // tower.heads, tower.tokens) if tower.position == "rope" else None
         self.core = Core(habits.attention.implementation == "math", causal=False)
-        self.proj = nn.Linear(h, h, bias=tower.bias)
-        self.scale1 = Scale(h) if tower.layer_scale else None
+        self.proj = nn.Linear(h, h, bias=biased)
+        self.scale1 = Scale(1 if gated else h) if tower.layer_scale or gated else None
         self.norm2 = make_norm(tower.norm, h)
         joined = habits.linears.fused_projections and not habits.linears.gate_apart
         self.up = Linear(h, ((2 * ffn,) if joined else (ffn, ffn)) if tower.activation in GATES else (ffn,), tower.bias)
         self.halves = joined and tower.activation in GATES
         self.act, self.down = Activation(tower.activation), nn.Linear(ffn, h, bias=tower.bias)
-        self.scale2 = Scale(h) if tower.layer_scale else None
+        self.scale2 = Scale(1 if gated else h) if tower.layer_scale or gated else None
 
-    def _attended(self, x: Tensor) -> Tensor:
+    def _attended(self, x: Tensor, mask: Tensor | None) -> Tensor:
         rows = x.view(-1, self.window, x.shape[-1]) if self.window else x
         parts: tuple[Tensor, ...] = self.qkv(rows)
         whole = parts[0].chunk(3, -1) if len(parts) == 1 else parts
         q, k, v = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in whole)
         if self.rope is not None:
             q, k = self.rope(q, k)
-        out: Tensor = self.proj(self.core(q, k, v)).view(x.shape)
+        out: Tensor = self.proj(self.core(q, k, v, mask)).view(x.shape)
         return out if self.scale1 is None else self.scale1(out)
 
     def _fed(self, x: Tensor) -> Tensor:
@@ -198,8 +207,8 @@ class Layer(nn.Module):
         out: Tensor = self.down(self.act(*(parts[0].chunk(2, -1) if self.halves else parts)))
         return out if self.scale2 is None else self.scale2(out)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self._attended(self.norm1(x))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self._attended(self.norm1(x), mask)
         return x + self._fed(self.norm2(x))
 
 
@@ -213,7 +222,7 @@ class Bridge(decoder.Embed):
         self.tower, self.projector, self.images, self.per_picture = tower, p, spec.images, spec.tokens
         still = "tower" in spec.frozen
         self.last_norm = _frozen(make_norm(tower.norm, tower.hidden), still or tower.last_norm == "class") if tower.last_norm else None
-        wide = tower.hidden * p.merge**2
+        wide = tower.hidden * p.merge**2 * (1 + len(p.beside))
         inner, out = p.inner or spec.decoder.hidden, spec.decoder.hidden
         made = {
             "projector__norm": make_norm(p.norm, wide if p.joined_norm else tower.hidden) if p.norm else None,
@@ -223,6 +232,7 @@ class Bridge(decoder.Embed):
             "projector__down": nn.Linear(inner if p.layers == 2 else wide, out, bias=p.bias),
             "projector__windows": Reordered() if tower.window else None,
         }
+        self.columns = Columns(tower) if spec.crossed else None
         for name, module in made.items():
             if module is not None:
                 self.add_module(name, _frozen(module, "projector" in spec.frozen))
@@ -258,7 +268,13 @@ class Bridge(decoder.Embed):
         y = x.view(len(x), side, side // n, -1).permute(0, 2, 1, 3).contiguous()
         return y.view(len(x), side // n, side // n, -1).permute(0, 2, 1, 3).reshape(len(x), self.per_picture, -1)
 
-    def forward(self, seen: Tensor, ids: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, seen: Tensor, ids: Tensor, beside: list[Tensor] | None = None) -> Tensor | tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Words with pictures among them; or words, and pictures for the layers that read these."""
+        if self.columns is not None:
+            pictures = self.columns(seen, beside or [])
+            for name in ("up", "act", "down"):
+                pictures = self._part(name, pictures)
+            return super().forward(ids), pictures.reshape(len(ids), -1, pictures.shape[-1])
         if self.last_norm is not None and self.tower.last_norm == "patches":
             seen = self.last_norm(seen)
         if self.tower.class_token:

@@ -29,7 +29,7 @@ def places(tower: Tower, share: Share) -> list[Part]:
     add, total = elementwise("add", share, n, 2 * es, es), MemoryBound("reduce", n * es, grid * es, share.act)
     return [
         tile(tower, share, "first_tiles", patches // tower.tiles),
-        Part(name="class", forward=(elementwise("copy", share, n, es, es),), cls="elementwise", tensors=(tower.hidden,), modules=0),
+        Part(name="class_token", forward=(elementwise("copy", share, n, es, es),), cls="elementwise", tensors=(tower.hidden,), modules=0),
         Part(
             name="positions",
             forward=(common, elementwise("add", share, n, es, es), *own, add),

@@ -35,7 +35,7 @@ def layer(tower: Tower, share: Share, windowed: bool, gated: bool) -> list[Part]
     """Norm, attention, residual, norm, MLP, residual; each mixer scaled where the tower does so, or (`gated`) by one number."""
     h, heads, biased = tower.hidden, tower.heads, tower.bias if tower.attention_bias is None else tower.attention_bias
     attn = grouped_query(
-        share, h, heads, heads, h // heads, qkv_bias=biased, proj_bias=biased, causal=False, rotary=float(tower.position == "rope"),
+        share, h, heads, heads, h // heads, qkv_bias=biased, proj_bias=biased, causal=False, mask=tower.tiles > 1, rotary=float(tower.position == "rope"),
         fused=share.framework.linears.fused_projections if tower.fused_qkv is None else tower.fused_qkv,
     )  # fmt: skip
     if windowed:

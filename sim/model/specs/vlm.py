@@ -154,9 +154,9 @@ class VisionLanguage(Spec, tag="vlm", frozen=True, kw_only=True):
             raise Refused(
                 f"{name}: projector.deepstack is described for patches that come square by square alone, as Qwen's do: tower.frames = 2"
             )
-        if (self.projector.beside or self.crossed) and (side > 1 or tower.unread or not self.crossed):
+        if (self.projector.beside or self.crossed) and (side > 1 or self.projector.norm or tower.unread or not self.crossed):
             raise Refused(
-                f"{name}: projector.beside is described for layers that read pictures (X in decoder.mixers), with merge, pool = 1 and unread = 0"
+                f"{name}: projector.beside is described for layers that read pictures (X in decoder.mixers), without merge, pool, norm and unread"
             )
 
     @property
