@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -132,3 +134,14 @@ def test_what_no_plan_of_a_sweep_feels_is_said(tmp_path: Path) -> None:
     ]
     assert told("pod=1,32 oversubscription=8") == []  # felt where the nodes are on two leaves
     assert ["disk.read=1 MB/s has no effect: " in text for text in told("micro=2,4", "disk.read=1 MB/s")] == [True]
+
+
+def test_a_file_from_before_is_another_sweep_s(tmp_path: Path) -> None:
+    """Its bounds were decided across machines: what is faster elsewhere had put plans aside that are their machine's best."""
+    file = tmp_path / "s.sqlite"
+    sweep(PLAN, parse_space("micro=2"), ON, file)
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("UPDATE header SET value = '3' WHERE name = 'version'")
+        database.commit()
+    with pytest.raises(BadInput, match=r"another version \(3 there, 4 here\)"):
+        sweep(PLAN, parse_space("micro=2"), ON, file)
