@@ -53,6 +53,8 @@ def parse_space(written: str | Mapping[str, Iterable[Any]]) -> dict[str, tuple[s
             raise BadInput(f"cannot read '{word}' in the space: write key=value,value e.g. tp=1,2,4 pp=1..8")
         if any(_full(key) == _full(known) for known in space):
             raise BadInput(f"the space names '{key}' twice; write all its values once, by comma")
+        if key == "nodes":
+            raise BadInput("a space has no nodes: say gpus=16,32 (the first ones of the machine), or machines: on=2x dgx-h100,4x dgx-h100")
         if key not in SHORT and key not in _OWN and "." not in key and not is_edit(key):
             raise unplaced(key, "the space") or UnknownName("key", key, [*SHORT, *_OWN, *keys()], "the space")
         space[key] = tuple(value for item in values.split(",") for value in _values(item, word))

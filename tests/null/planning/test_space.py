@@ -28,7 +28,7 @@ def test_reads_lists_ranges_and_machines() -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("", "empty"), ("tp", "write key=value"), ("tp=", "write key=value"), ("tq=1", "Did you mean"), ("workers=1,4", r"Did you mean data\.workers\?"), ("tp=1 tp=2", "twice"), ("zero=1 parallel.zero=3", "twice"),
+    [("", "empty"), ("tp", "write key=value"), ("tp=", "write key=value"), ("tq=1", "Did you mean"), ("nodes=2,4", "say gpus=16,32"), ("workers=1,4", r"Did you mean data\.workers\?"), ("tp=1 tp=2", "twice"), ("zero=1 parallel.zero=3", "twice"),
      ("pp=8..1", "empty"), ("pp=a..b", "cannot read the range"), ("tp=1,,2", "empty value")],
 )  # fmt: skip
 def test_refuses_the_rest(text: str, says: str) -> None:
