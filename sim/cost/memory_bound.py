@@ -55,6 +55,8 @@ TRANSPOSE = "transpose"
 """Heads changed for tokens: rows of a head's columns stay whole, but each value's place is worked out (copies of permuted views, tf.transpose)."""
 NORM = "layernorm_apart"
 """One kernel of a layer norm that has several for the same arrays (`Elementwise.norm_kernels`)."""
+BOTH_WAYS = "cast_transpose"
+"""8-bit operands cast beside their transpose."""
 ATOMIC = "index_add"
 """Rows added by index, each value by an atomic operation of its own."""
 FAMILY = {
@@ -79,8 +81,8 @@ class Transposes(msgspec.Struct, frozen=True, kw_only=True):
     """Share of peak bandwidth in wide accesses."""
 
 
-class Norms(msgspec.Struct, frozen=True, kw_only=True):
-    """Layer norms of several kernels, where they were measured."""
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One sort of kernels, where it was measured: layer norms of several kernels, casts beside their transposes."""
 
     arch: tuple[str, ...]
     share: float
@@ -88,8 +90,8 @@ class Norms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def _norms() -> Norms:
-    return table("memory", "norm", Norms)
+def _measured() -> dict[str, Measured]:
+    return {what: table("memory", name, Measured) for what, name in ((NORM, "norm"), (BOTH_WAYS, "cast_transpose"))}
 
 
 @cache
@@ -113,8 +115,9 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     fit, source = by_arch(gpu, shares)
     heads = _transposes() if work.what.startswith(TRANSPOSE) and gpu.arch in _transposes().arch else None
     share = share_of(fit, work) if heads is None else heads.share if work.what == TRANSPOSE else heads.tiled
-    if work.what == NORM and gpu.arch in _norms().arch:
-        share = _norms().share
+    own = _measured().get(work.what)
+    if own is not None and gpu.arch in own.arch:
+        share = own.share
     rate = gpu.bandwidth * share
     moved = float(work.read + work.written)
     warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)

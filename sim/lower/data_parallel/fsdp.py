@@ -174,7 +174,7 @@ def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
         copy = MemoryBound("copy", size, size, dtype)
         ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (*casts, copy), COPY, alloc=size, free=gathered))
     if unit.narrow and _quantises(job, phase):
-        cast = MemoryBound("cast", 2 * unit.narrow, 2 * unit.narrow, job.framework.precision.param_dtype)
+        cast = MemoryBound("cast_transpose", 2 * unit.narrow, 2 * unit.narrow, job.framework.precision.param_dtype)
         ops.append(compute(job, f"{phase}/{unit.name}.quantise", (cast,), COPY))
     return [*ops, record(f"{phase}/{unit.name}.out", COMPUTE)]
 

@@ -33,7 +33,7 @@ def quantised(share: Share, elements: int, found: bool = False, tensors: int = 1
         return _transformed(share, elements)
     if share.gemm not in PLAIN:
         return [MemoryBound("quantise", 2 * elements, 2 * elements, share.act)]
-    cast: Work = MemoryBound("cast", 2 * elements, 2 * elements, share.act)
+    cast: Work = MemoryBound("cast" if share.framework.compile else "cast_transpose", 2 * elements, 2 * elements, share.act)
     if share.framework.linears.fp8_scaling in FROM_BEFORE:
         return [cast]
     largest = MemoryBound("reduce", 2 * elements, 0, share.act)

@@ -85,6 +85,14 @@ def test_large_adds_reach_the_streaming_rate() -> None:
         assert found / device.bandwidth == pytest.approx(share, abs=0.03), name
 
 
+@pytest.mark.parametrize(("rows", "seconds"), [(4096, 51.5e-6), (3072, 24.5e-6)])
+def test_operands_of_8_bits_are_cast_beside_their_transpose_as_measured_on_hopper(rows: int, seconds: float) -> None:
+    """TransformerEngine pull request 101: square halves on an H100 SXM. Other architectures stream."""
+    work = MemoryBound("cast_transpose", 2 * rows**2, 2 * rows**2)
+    assert memory_bound_cost(work, gpu("h100-sxm"))[0] == pytest.approx(seconds, rel=0.12)
+    assert memory_bound_cost(work, gpu("b200-sxm"))[0] == memory_bound_cost(replace(work, what="cast"), gpu("b200-sxm"))[0]
+
+
 def test_narrow_rows_are_read_once() -> None:
     device = gpu("v100-pcie-32gb")
     narrow = memory_bound_cost(MemoryBound("softmax", GIB, GIB, "fp32", rows=GIB // 4 // 512), device)[0]

@@ -34,8 +34,8 @@ def test_linears_quantise_what_the_activation_leaves(kind: str) -> None:
     wide = FFN * (2 if kind == "swiglu" else 1)
     for fused, times in ((True, 0), (False, 1)):
         up, _, down = mlp(_share(elementwise={"quantising_activation": fused}), HIDDEN, FFN, kind)
-        assert _moved(down.forward, "cast") == times * 4 * ROWS * FFN
-        assert _moved(up.backward, "cast") == times * 4 * ROWS * wide
+        assert _moved(down.forward, "cast_transpose") == times * 4 * ROWS * FFN
+        assert _moved(up.backward, "cast_transpose") == times * 4 * ROWS * wide
 
 
 def test_squared_relu_in_eager_kernels() -> None:

@@ -27,8 +27,8 @@ def kernels(part: Part) -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize(
     ("precision", "scaling", "normed", "plain"),
     [
-        ("fp8", "delayed", [], ["cast"]),
-        ("fp8", "current", ["scale", "cast"], ["reduce", "scale", "cast"]),
+        ("fp8", "delayed", [], ["cast_transpose"]),
+        ("fp8", "current", ["scale", "cast_transpose"], ["reduce", "scale", "cast_transpose"]),
         ("fp8", "rowwise", ["cast", "reduce", "cast"], ["cast", "reduce", "cast"]),
         ("mxfp8", "delayed", ["quantise"], ["quantise"]),
         ("bf16", "delayed", [], []),
