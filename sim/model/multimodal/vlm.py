@@ -30,21 +30,25 @@ def blocks_of(spec: VisionLanguage, shape: Shape, framework: Framework, attentio
     too, its own projector (`merger8`), and after each layer of the decoder that takes one such, its sum (`deepstack0`);
     before the second stage of a tower its norm (`middle`).
 
-    Raises `BadInput` for sequences that do not hold their pictures, `Refused` for context parallelism.
+    Under context parallelism each rank sees all pictures and joins them with all words before it takes its share of the sequence (Megatron-Bridge,
+    Qwen3VLModel with vision_dp_when_cp = False, its default).
+
+    Raises `BadInput` for sequences that do not hold their pictures, `Refused` for context parallelism where layers read pictures.
     """
     name = spec.name or "vlm"
-    if shape.cp > 1:
-        raise Refused(f"{name}: how context parallelism would split pictures is not described; set cp = 1")
+    if shape.cp > 1 and spec.crossed:
+        raise Refused(f"{name}: how context parallelism would split layers that read pictures is not described; set cp = 1")
     if not spec.crossed and spec.images * spec.tokens > shape.seq:
         raise BadInput(
             f"{name}: {spec.images} pictures of {spec.tokens} tokens do not fit seq_len = {shape.seq}. Set seq_len to at least "
             f"{spec.images * spec.tokens}, or fewer images"
         )
-    seen = share_of(replace(shape, micro=shape.micro * spec.images, seq=spec.tower.tokens), framework, attention)
-    share = share_of(shape, framework, attention)
+    all_words = replace(shape, cp=1, ulysses=1)
+    seen = share_of(replace(all_words, micro=shape.micro * spec.images, seq=spec.tower.tokens), framework, attention)
+    share, whole = share_of(shape, framework, attention), share_of(all_words, framework, attention)
     read = share_of(replace(shape, seq=spec.images * spec.tokens), framework, attention) if spec.crossed else None
-    embed, *rest = decoder.blocks_of(spec.decoder, shape, framework, attention, read)
-    words = list(embed[1].parts)
+    _, *rest = decoder.blocks_of(spec.decoder, shape, framework, attention, read)
+    words = list(decoder.blocks_of(spec.decoder, all_words, framework, attention, read)[0][1].parts)
     if "decoder" in spec.frozen:
         rest = [(block, replace(one, parts=tuple(freeze(list(one.parts))))) for block, one in rest]
         words = freeze(words)
@@ -52,7 +56,7 @@ def blocks_of(spec: VisionLanguage, shape: Shape, framework: Framework, attentio
     projector = _projector(spec, seen, "projector", spec.projector)
     if read is not None and not casts(read):  # all layers that read pictures keep the one result
         projector[-1] = replace(projector[-1], saved=projector[-1].saved + read.rows * spec.decoder.hidden * read.es)
-    bridge = [*_sight(spec, ending), *projector, *words, *([] if spec.crossed else [_joined(spec, share)])]
+    bridge = [*_sight(spec, ending), *projector, *words, *([] if spec.crossed else _joined(spec, whole, share))]
     stream = seen.srows * spec.tower.hidden * seen.es
     blocks = (
         ("patches", Block(kind="embed", parts=tuple(_sight(spec, towers.stem(spec.tower, seen))))),
@@ -60,7 +64,7 @@ def blocks_of(spec: VisionLanguage, shape: Shape, framework: Framework, attentio
         ("embed", Block(kind="embed", parts=tuple(bridge), saved_input=stream)),
         *_deepened(spec, share, rest),
     )
-    return _handed_on(blocks, _later(spec, [name for name, _ in blocks], stream, share, read))
+    return _handed_on(blocks, _later(spec, [name for name, _ in blocks], stream, (whole, share), read))
 
 
 def _tower(spec: VisionLanguage, share: Share, stream: int) -> Blocks:
@@ -81,12 +85,15 @@ def _tower(spec: VisionLanguage, share: Share, stream: int) -> Blocks:
     return tuple(found)
 
 
-def _later(spec: VisionLanguage, names: Sequence[str], stream: int, share: Share, read: Share | None) -> list[tuple[int, int, int]]:
+def _later(
+    spec: VisionLanguage, names: Sequence[str], stream: int, shares: tuple[Share, Share], read: Share | None
+) -> list[tuple[int, int, int]]:
     """Results that are not only read by the block after: the first and the last block that others than this one must hand them to, by place, and
-    their bytes."""
+    their bytes. `shares`: of the whole sequence, as far as the embedding, and of the rank's."""
     at = {name: place for place, name in enumerate(names)}
-    deep = _deep_rows(spec, share) * spec.decoder.hidden * share.es
-    found = [(at[f"merger{layer}"] + 1, at[f"deepstack{to}"], deep) for to, layer in enumerate(spec.projector.deepstack)]
+    before, after = (_deep_rows(spec, share) * spec.decoder.hidden * share.es for share in shares)
+    found = [(at[f"merger{layer}"] + 1, at["embed"], before) for layer in spec.projector.deepstack]
+    found += [(at["embed"] + 1, at[f"deepstack{to}"], after) for to in range(len(spec.projector.deepstack))]
     found += [(at[f"V{layer}"] + 2, at["embed"], stream) for layer in spec.projector.beside]
     if read is not None:
         found.append((at["embed"] + 1, at[f"L{spec.decoder.mixers.rindex('X')}"], read.rows * spec.decoder.hidden * read.es))
@@ -124,8 +131,8 @@ def _deepened(spec: VisionLanguage, share: Share, rest: Sequence[tuple[str, Bloc
 
 
 def _deep_rows(spec: VisionLanguage, share: Share) -> int:
-    """Of the pictures' tokens those on this rank."""
-    return share.micro * spec.images * spec.tokens * share.srows // share.rows
+    """Of the pictures' tokens those on this rank, in the mean."""
+    return share.micro * spec.images * spec.tokens * share.srows // (share.rows * share.shape.cp)
 
 
 def _added(spec: VisionLanguage, share: Share, name: str) -> Part:
@@ -201,9 +208,14 @@ def _opened(parts: list[Part]) -> list[Part]:
     return [*(still(part) for part in parts[:at]), replace(parts[at], backward=kept), *parts[at + 1 :]]
 
 
-def _joined(spec: VisionLanguage, share: Share) -> Part:
+def _joined(spec: VisionLanguage, whole: Share, share: Share) -> list[Part]:
     """Pictures' tokens in place of the words' that held their places (masked_scatter): all are copied, then those written; in backward words
-    lose these rows' gradients, which the pictures take."""
-    h, es, tokens = spec.decoder.hidden, share.es, share.micro * spec.images * spec.tokens
-    whole, some = elementwise("copy", share, share.rows * h, es, es), elementwise("copy", share, tokens * h, es, es)
-    return Part(name="join", forward=(whole, some), backward=(whole, some), cls="elementwise", modules=0)
+    lose these rows' gradients, which the pictures take. And the rank's share of the `whole` sequence, where it has one, by its rows' numbers."""
+    h, es, tokens = spec.decoder.hidden, whole.es, whole.micro * spec.images * spec.tokens
+    every, some = elementwise("copy", whole, whole.rows * h, es, es), elementwise("copy", whole, tokens * h, es, es)
+    join = Part(name="join", forward=(every, some), backward=(every, some), cls="elementwise", modules=0)
+    if share.rows == whole.rows:
+        return [join]
+    mine = elementwise("copy", share, share.rows * h, es, es)
+    back = (elementwise("zero", whole, whole.rows * h, 0, es), elementwise("add", share, share.rows * h, 2 * es, es))
+    return [join, Part(name="split", forward=(mine,), backward=back, cls="elementwise", modules=0)]

@@ -15,6 +15,7 @@ from sim.predict import predict_setting
 from sim.program import Program
 from sim.setting.bind import bind, model_of
 from sim.setting.program import program_for
+from sim.work import Gemm
 from topologies.errors import BadInput, Refused
 
 PLAIN = Framework(name="plain", source="test")
@@ -292,9 +293,26 @@ def test_what_fits_no_model_is_said(change: dict[str, Any], error: type[Exceptio
         setting({**SMALL, **changed}, {})
 
 
-def test_context_parallelism_is_refused() -> None:
-    with pytest.raises(Refused, match="how context parallelism would split pictures is not described; set cp = 1"):
-        setting(SMALL, {"cp": 2})
+@pytest.mark.parametrize("more", [{"cp": 2}, {"cp": 4, "cp_kind": "all_to_all"}, {"cp": 2, "tp": 2}, {"cp": 2, "pp": 2}], ids=str)
+def test_context_parallel_ranks_see_all_pictures_and_share_the_words(more: dict[str, Any]) -> None:
+    """Of a layer of the tower each rank has all rows, of a layer of the decoder its share."""
+    one, split = (setting(DEEP, parallel, batch={"global": 4, "micro": 1}) for parallel in ({**more, "cp": 1}, more))
+    rows = [
+        {name: max(work.m for part in block.parts for work in part.forward if isinstance(work, Gemm)) for name, block in s.network.blocks if name in ("V0", "merger1", "L0")}
+        for s in (one, split)
+    ]  # fmt: skip
+    assert rows[1] == rows[0] | {"L0": rows[0]["L0"] // more["cp"]}
+    assert one.network.parameters == split.network.parameters and one.network.flops_per_sample == split.network.flops_per_sample
+    parts = [{part.name: part for name, block in s.network.blocks for part in block.parts} for s in (one, split)]
+    assert "split" not in parts[0] and parts[1]["split"].forward[0].bytes * more["cp"] == 2 * 2 * 2048 * 1024 * 1
+    moved = [p["deepstack0.add"].forward[2].bytes for p in parts]
+    assert moved[1] * more["cp"] == pytest.approx(moved[0], rel=0.03)
+    assert predict_setting(split).step_time_s > 0.0
+
+
+def test_context_parallelism_of_layers_that_read_pictures_is_refused() -> None:
+    with pytest.raises(Refused, match="how context parallelism would split layers that read pictures is not described; set cp = 1"):
+        setting(TILED, {"cp": 2})
 
 
 def test_the_first_that_is_trained_makes_no_gradient_of_its_input() -> None:
