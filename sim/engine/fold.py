@@ -31,6 +31,9 @@ class Places(NamedTuple):
     """Equal ranks have equal kinds."""
     shared: Callable[[int], tuple[str, ...]]
     """What a rank may share with others, by name: in the same order for all ranks."""
+    slowest: Callable[[int], tuple[tuple[int, int], ...]] | None = None
+    """Where groups lie on their nodes otherwise than others: the larger, the longer a rank's take. One rank that stands for its stage is the one whose
+    groups all others wait for."""
 
 
 Symmetry = Places | bool
@@ -61,7 +64,17 @@ def representatives(program: Program, symmetry: Symmetry) -> list[int]:
         refined = _refine(program, stage, None if symmetry is True else symmetry, _CLASSES if known else world)
         if refined:
             return refined
-    return _firsts(stage) if known else list(range(world))
+    if not known:
+        return list(range(world))
+    slowest = None if isinstance(symmetry, bool) else symmetry.slowest
+    return _slowest(stage, slowest) if slowest else _firsts(stage)
+
+
+def _slowest(stage: list[int], slowest: Callable[[int], tuple[tuple[int, int], ...]]) -> list[int]:
+    """For each rank the one of its stage that all others wait for."""
+    keys = [slowest(rank) for rank in range(len(stage))]
+    found = {at: max((rank for rank, of in enumerate(stage) if of == at), key=keys.__getitem__) for at in set(stage)}
+    return [found[at] for at in stage]
 
 
 def _firsts(colours: list[int]) -> list[int]:

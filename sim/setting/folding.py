@@ -29,7 +29,7 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
         return None
     uneven = topology.kind == "cuda" and not topology.even
     cut = not one and _cuts(mesh, topology)
-    spans = _spans(mesh, topology) if cut else [0] * mesh.world
+    spans = _spans(mesh, topology, uneven) if cut else [0] * mesh.world
 
     def kind(rank: int) -> tuple[int, int]:
         place = topology.local(rank)
@@ -40,6 +40,7 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
         topology.beside,
         kind,
         lambda rank: (f"n{topology.node(rank)}", *_links(topology, rank, far)),
+        (lambda rank: _spread(mesh, topology, rank)) if cut else None,
     )
 
 
@@ -56,17 +57,35 @@ def _cuts(mesh: Mesh, topology: Topology) -> bool:
     return False
 
 
-def _spans(mesh: Mesh, topology: Topology) -> list[int]:
-    """Of each rank a number, the same where its groups lie on their nodes alike."""
+def _spans(mesh: Mesh, topology: Topology, uneven: bool) -> list[int]:
+    """Of each rank a number, the same where its groups lie on their nodes alike: in the same order on the same rails, and as many
+    share each node, NIC and switch; on `uneven` nodes also in the same places."""
+    links = [_links(topology, rank, True) for rank in range(mesh.world)]
+    leaves = [[link.partition(">")[2] for link in own if ">net/" in link] for own in links]
+    # What reaches a peer on another rail leaves by that rail's NIC (PXN), where others of the node may send.
+    places = [(topology.local(rank),) if uneven else tuple(leaf.rpartition(".")[2] for leaf in leaves[rank]) for rank in range(mesh.world)]
     found: list[list[object]] = [[] for _ in range(mesh.world)]
     for axis in mesh.order:
         for group in mesh.groups(axis) if mesh.size(axis) > 1 else ():
-            ways = [topology.place(rank) for rank in group]
-            span = tuple((node - ways[0][0], place) for node, place in ways)
+            known: dict[object, int] = {}
+            shared = [(topology.node(rank), *links[rank], *leaves[rank]) for rank in group]
+            span = tuple(
+                (*places[rank], *(known.setdefault(name, len(known)) for name in names)) for rank, names in zip(group, shared, strict=True)
+            )
             for rank in group:
                 found[rank].append(span)
     numbers: dict[tuple[object, ...], int] = {}
     return [numbers.setdefault(tuple(each), len(numbers)) for each in found]
+
+
+def _spread(mesh: Mesh, topology: Topology, rank: int) -> tuple[tuple[int, int], ...]:
+    """How far its groups are spread, from the innermost on, which meet most often: over how many nodes (the more the slower), and how few
+    members the emptiest of these holds, whose NICs all others wait for."""
+    found = []
+    for axis in reversed(mesh.order):
+        held = Counter(topology.node(other) for other in mesh.group(axis, rank))
+        found.append((min(len(held), 2), -min(held.values())))
+    return tuple(found)
 
 
 def _links(topology: Topology, rank: int, far: bool) -> tuple[str, ...]:
