@@ -9,8 +9,10 @@ alike, it is known at once: one rank per stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+from sim.mesh import Mesh
 from sim.program import MEETING, Program
 
 _REFINE_LIMIT = 1 << 14
@@ -61,7 +63,8 @@ def representatives(program: Program, symmetry: Symmetry) -> list[int]:
     stage = mesh.places("pp")
     known = len(set(zip(stage, program.role_of, strict=True))) == mesh.size("pp")
     if world <= _REFINE_LIMIT and not (known and same):
-        refined = _refine(program, stage, None if symmetry is True else symmetry, _CLASSES if known else world)
+        along = dict.fromkeys(op.group for ops in program.segments.values() for op in ops if op.kind in MEETING)
+        refined = _refine(mesh, program.role_of, tuple(along), None if symmetry is True else symmetry, _CLASSES if known else world)
         if refined:
             return refined
     if not known:
@@ -83,15 +86,15 @@ def _firsts(colours: list[int]) -> list[int]:
     return [first.setdefault(colour, rank) for rank, colour in enumerate(colours)]
 
 
-def _refine(program: Program, stage: list[int], places: Places | None, most: int) -> list[int]:
-    """The first rank of each colour, for each rank; nothing where there are more colours than `most`."""
-    mesh = program.mesh
-    used = dict.fromkeys(op.group for ops in program.segments.values() for op in ops if op.kind in MEETING)
-    axes = [axis for axis in used if mesh.size(axis) > 1]
+@lru_cache(maxsize=8)
+def _refine(mesh: Mesh, role_of: tuple[str, ...], along: tuple[str, ...], places: Places | None, most: int) -> list[int]:
+    """The first rank of each colour, for each rank; nothing where there are more colours than `most`. Asked for several times of one plan; `along`:
+    axes along which ranks meet."""
+    world, axes = mesh.world, [axis for axis in along if mesh.size(axis) > 1]
     groups = {axis: mesh.groups(axis) for axis in axes}
-    kinds = [places.kind(rank) if places else 0 for rank in range(program.world)]
-    shared = [places.shared(rank) if places else () for rank in range(program.world)]
-    keys: list[object] = list(zip(program.role_of, stage, kinds, strict=True))
+    kinds = [places.kind(rank) if places else 0 for rank in range(world)]
+    shared = [places.shared(rank) if places else () for rank in range(world)]
+    keys: list[object] = list(zip(role_of, mesh.places("pp"), kinds, strict=True))
     colours, count = _number(keys)
     while count <= most:
         parts: list[list[object]] = [[colour] for colour in colours]

@@ -14,6 +14,7 @@ from sim.mesh import Mesh
 from topologies.graph import Topology
 
 
+@lru_cache(maxsize=8)
 def places_of(mesh: Mesh, topology: Topology) -> Places | None:
     """Where the ranks of a mesh sit; None: each must be simulated.
 

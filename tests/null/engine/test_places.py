@@ -55,6 +55,17 @@ def test_what_is_known_at_once_is_what_refinement_finds(on: str, pp: int, dp: in
     assert (found == pp) == places.alike
 
 
+def test_which_ranks_are_equal_is_found_once_for_a_plan() -> None:
+    """It takes seconds on thousands of uneven nodes, and the program, its ops and its simulation all ask."""
+    topology, asked = load_topology("4x aws-g5"), list[int]()
+    mesh = Mesh({"pp": 2, "dp_shard": 16})
+    places = places_of(mesh, topology)
+    assert places is not None and places is places_of(Mesh({"pp": 2, "dp_shard": 16}), topology)
+    counted = places._replace(kind=asked.append)
+    assert representatives(_by_stage(mesh), counted) == representatives(_by_stage(mesh), counted)
+    assert len(asked) == mesh.world
+
+
 def test_ranks_in_the_same_place_of_another_node_are_equal() -> None:
     topology = load_topology("4x aws-g5")
     mesh = Mesh({"pp": 2, "dp_shard": 16})
