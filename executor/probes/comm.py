@@ -13,6 +13,7 @@ from executor.players.communication import all_gather, reduce_scatter
 from executor.players.events import wake
 from executor.probes.bench import Bench
 from executor.repeats import means
+from sim.cost.collective.gloo import LONG
 
 _BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 4 << 20, 1 << 24, 1 << 26)
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
@@ -184,6 +185,33 @@ def stretch(bench: Bench) -> None:
     if bench.world.size > 1 and bench.world.kind == "cpu":
         bench.phase("the stretch between two meetings")
         bench.add("host", "stretch", "", (), bench.times([bench.stretch.run], least=15))
+
+
+def apart(bench: Bench) -> None:
+    """Seconds by which a meeting after much work costs more than after one stretch: the longer ranks work by themselves, the further they come
+    apart. Work by itself and both kinds of meetings take turns, since the machine's speed changes from one second to the next."""
+    if bench.world.size < 2 or bench.world.kind != "cpu" or bench.world.crowded:
+        return
+    bench.phase("meetings after long work")
+    whole = torch.zeros(256)
+
+    def work(stretches: int, meet: bool) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(stretches):
+                bench.stretch.run()
+            if meet:
+                dist.all_reduce(whole)
+
+        return run
+
+    free, long, short = list[float](), list[float](), list[float]()
+    for _ in range(6 if bench.quick else 20):
+        bench.world.barrier()
+        free += _seconds(work(LONG, False), 2)
+        long += _seconds(work(LONG, True), 2)
+        short += _seconds(work(1, True), 6)
+    alone, late, soon = (statistics.median(times) for times in (free, long, short))
+    bench.add("host", "apart", "", (), [(late - alone) - (soon - alone / LONG)])
 
 
 def issue(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sim.cost.between import Curve
 from sim.cost.calibration import Calibration
-from sim.cost.collective.gloo import gloo_cost, over_hosts
+from sim.cost.collective.gloo import gloo_cost, over_hosts, wandering
 from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.cpu import cpu_cost, cpu_host_seconds
 from sim.cost.place import Common
@@ -25,6 +25,7 @@ class CpuPricer(Common):
         super().__init__(topology, factor)
         self.calibration = calibration
         self._again, self._after = self.calibration.rows("again"), self.calibration.host_seconds("stretch")[0]
+        self._wander = wandering(self.calibration.host_seconds("apart")[0], self._after)
         self._shapes: dict[tuple[int, ...], GroupShape] = {}
         self._reads = Curve((s.shape[0], s.median) for s in calibration.rows("file", "read"))
 
@@ -57,7 +58,7 @@ class CpuPricer(Common):
         return self._over(self._on(self._gloo("send", op.bytes, 2), source), "send", op.bytes, (source, target))
 
     def _gloo(self, name: str, size: int, ranks: int) -> Cost:
-        return gloo_cost(name, size, ranks, self.calibration.collectives, self._again, self._after)
+        return gloo_cost(name, size, ranks, self.calibration.collectives, self._again, self._after, self._wander)
 
     def _on(self, cost: Cost, rank: int) -> Cost:
         """gloo's own threads work on the cores of the host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
@@ -44,6 +45,9 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     """Share of a meeting's `seconds` that ranks lose because they have come apart: all of it where they have worked for `after` seconds or
     longer since they met, in proportion where less."""
     after: float = 0.0
+    wander: float = 0.0
+    """Seconds more for each root of a second that they have worked longer than that: each is now faster, now slower, and how far they come apart
+    grows as the root of the time (a random walk)."""
 
 
 def carried(cost: Cost) -> tuple[tuple[str, float], ...]:
@@ -54,10 +58,12 @@ def carried(cost: Cost) -> tuple[tuple[str, float], ...]:
 
 def met(cost: Cost, worked: float) -> Cost:
     """What a meeting costs ranks that have worked for so many seconds since the last."""
-    if not cost.apart:
+    if not cost.apart and not cost.wander:
         return cost
     together = max(0.0, 1.0 - worked / cost.after)
-    return msgspec.structs.replace(cost, seconds=cost.seconds * (1.0 - cost.apart * together), apart=0.0)
+    late = cost.wander * max(0.0, math.sqrt(worked) - math.sqrt(cost.after))  # who is early waits, and takes nothing meanwhile
+    seconds = cost.seconds * (1.0 - cost.apart * together) + late
+    return msgspec.structs.replace(cost, seconds=seconds, latency=cost.latency + late, apart=0.0, wander=0.0)
 
 
 class Pricer(Protocol):

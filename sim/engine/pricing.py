@@ -176,7 +176,7 @@ class Pricing:
 
     def _met(self, op: Op, cost: Cost, rank: int) -> Cost:
         """A meeting's cost after what the rank computes before it."""
-        if not cost.apart:
+        if not cost.apart and not cost.wander:
             return cost
         found = self._worked.get(rank)
         if found is None:

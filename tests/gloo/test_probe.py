@@ -39,7 +39,7 @@ def test_every_host_kind_that_lowering_names_is_there(calibration: Calibration) 
         "ddp_bucket",
         "ddp_parameter",
     }
-    kinds |= {"collate", "loader", "log", "collective", "checkpoint", "stretch"}
+    kinds |= {"collate", "loader", "log", "collective", "checkpoint", "stretch", "apart"}
     kinds |= {"fsdp_unit", "fsdp_parameter", "dtensor_linear", "dtensor_norm", "dtensor_adam", "dtensor_sgd"}
     assert kinds <= {s.name for s in calibration.rows("host")}
 

@@ -1,7 +1,7 @@
 """gloo's collectives on CPU hosts: from a table that `probe` measured, or an assumed alpha-beta model.
 
 A collective costs what it adds to ranks that have computed since the last one, during which they have come apart; one that follows another at
-once costs less, and is measured as such (`again`).
+once costs less, and is measured as such (`again`). One after much more work costs more (`LONG`).
 
 Between measured sizes time is linear in bytes (piecewise), below the smallest it is the smallest's, above the largest it
 grows with the largest's rate. Other rank counts scale as a ring does: 2(n-1)/n of the bytes for all_reduce, (n-1)/n for
@@ -12,6 +12,7 @@ as long as the array takes through one pair.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
@@ -26,16 +27,20 @@ ALPHA = 60e-6
 """Seconds of one gloo step over loopback TCP: two context switches and a socket round trip (assumed)."""
 BETA = 2.5e9
 """Bytes per second of one pair over loopback TCP with gloo's copies (assumed)."""
+LONG = 10
+"""Times the work before meetings that are timed, after which `probe` times a few more."""
 _TWICE = {"all_reduce": 2.0}
 _WHOLE = ("send", "recv", "broadcast", "reduce")
 _NEAR = {"send": "broadcast", "recv": "broadcast", "reduce": "all_reduce", "barrier": "all_reduce", "all_to_all": "all_gather"}
 """What stands in for a collective that was not measured."""
 
 
-def gloo_cost(name: str, size: int, ranks: int, table: Sequence[Sample], again: Sequence[Sample] = (), after: float = 0.0) -> Cost:
+def gloo_cost(
+    name: str, size: int, ranks: int, table: Sequence[Sample], again: Sequence[Sample] = (), after: float = 0.0, wander: float = 0.0
+) -> Cost:
     """Seconds of one collective of `size` bytes (the whole array) over `ranks` processes of one host.
 
-    `table`: after `after` seconds of work of each rank, `again`: after none (`Cost.apart`). `uses` names the pseudo-resource `cores`: how
+    `table`: after `after` seconds of work of each rank, `again`: after none (`Cost.apart`); `wander`: `Cost.wander`. `uses` names the pseudo-resource `cores`: how
     many cores all members together keep busy while it runs.
     """
     if ranks < 2 and name not in ("send", "recv"):
@@ -46,9 +51,14 @@ def gloo_cost(name: str, size: int, ranks: int, table: Sequence[Sample], again: 
         share = min(1.0, cpu / seconds) if seconds > 0 else 0.0
         close = _points(name, ranks, again)  # its own alone: a message has none, as it always comes after work
         apart = max(0.0, 1.0 - _read(close, size)[0] / seconds) if close and after > 0 and seconds > 0 else 0.0
-        return Cost(seconds, "measured", uses=(("cores", ranks * share),) if share > 0 else (), apart=apart, after=after)
+        return Cost(seconds, "measured", uses=(("cores", ranks * share),) if share > 0 else (), apart=apart, after=after, wander=wander)
     seconds = (ranks - 1) * _TWICE.get(name, 1.0) * ALPHA + _moved(name, size, ranks) / BETA
     return Cost(seconds, "assumed", uses=(("cores", ranks * 0.5),))
+
+
+def wandering(later: float, after: float) -> float:
+    """`Cost.wander`, where a meeting costs `later` seconds more after `LONG` times `after` seconds of work than after these once."""
+    return later / (math.sqrt(LONG * after) - math.sqrt(after)) if after > 0 else 0.0
 
 
 def _moved(name: str, size: int, ranks: int) -> float:

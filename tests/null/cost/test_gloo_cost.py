@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
 
 from sim.cost.calibration import Sample
-from sim.cost.collective.gloo import ALPHA, BETA, gloo_cost
+from sim.cost.collective.gloo import ALPHA, BETA, LONG, gloo_cost, wandering
 from sim.cost.price import met
 from sim.lower.step import lower
 from sim.predict import predict
@@ -69,6 +70,18 @@ def test_time_is_linear_between_sizes_flat_below_and_proportional_above(size: in
     cost = gloo_cost("all_reduce", size, 2, TABLE)
     assert cost.seconds == pytest.approx(seconds)
     assert cost.source == "measured"
+
+
+def test_ranks_that_work_longer_come_further_apart() -> None:
+    """As measured after much work; as the root of the time between and beyond; while they wait they take no core."""
+    later, after = 2e-3, 4e-3
+    cost = gloo_cost("all_reduce", 1000, 2, TABLE, after=after, wander=wandering(later, after))
+    assert met(cost, after / 2).seconds == met(cost, after).seconds == cost.seconds
+    long, longer = (met(cost, times * LONG * after) for times in (1, 4))
+    assert long.seconds == pytest.approx(cost.seconds + later)
+    assert longer.seconds - long.seconds == pytest.approx(later * math.sqrt(LONG) / (math.sqrt(LONG) - 1))
+    assert longer.seconds - longer.latency == pytest.approx(cost.seconds) and longer.uses == cost.uses
+    assert wandering(later, 0.0) == 0.0
 
 
 def test_members_keep_the_cores_busy_that_were_measured() -> None:

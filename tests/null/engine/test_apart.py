@@ -42,14 +42,14 @@ def test_work_since_the_meeting_before_in_whichever_segment(calls: list[str], be
     assert [found[id(op)] for ops in segments.values() for op in ops if op.kind == "collective"] == before
 
 
-def _pricer() -> CpuPricer:
-    def point(seconds: float) -> Sample:
-        return Sample("all_reduce", "", (2, 1024), seconds, seconds, seconds, 10)
+def _pricer(later: float = 1e-12) -> CpuPricer:
+    def point(seconds: float, name: str = "all_reduce", shape: tuple[int, ...] = (2, 1024)) -> Sample:
+        return Sample(name, "", shape, seconds, seconds, seconds, 10)
 
     tables = {
         "collective": (point(FULL),),
         "again": (point(AGAIN),),
-        "host": (Sample("stretch", "", (), AFTER, AFTER, AFTER, 10),),
+        "host": (point(AFTER, "stretch", ()), point(later, "apart", ())),
     }
     return CpuPricer(load_topology("cpu-host"), Calibration(device="cpu", date="", machine="m", cores=2, ranks=2, threads=1, tables=tables))
 
@@ -70,9 +70,10 @@ def test_sums_of_norms_gradients_follow_each_other_at_once() -> None:
 
 
 @pytest.mark.parametrize("how", [{"symmetry": False}, {"symmetry": True}, {"alike": True}, {"alike": True, "apart": True}])
-def test_every_way_of_running_prices_a_meeting_alike(how: dict[str, bool]) -> None:
+@pytest.mark.parametrize("later", [1e-12, 5e-3])
+def test_every_way_of_running_prices_a_meeting_alike(how: dict[str, bool], later: float) -> None:
     layer = (norm(), linear("up", seam="tp.gather", seam_bytes=1024), linear("down", seam="tp.reduce", seam_bytes=1024))
     p = program({"parallel": {"tp": 2}}, network(3, layer), QUIET.but(tensor_parallel={"style": "dtensor"}), "cpu", 3)
-    pricer = _pricer()
+    pricer = _pricer(later)
     last = traced(simulate(p, pricer, False))[-1]
     assert step_times(p, pricer, **how)[-1].settled == pytest.approx(last, rel=1e-9)
