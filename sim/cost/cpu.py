@@ -133,9 +133,10 @@ class Prices:
             products.setdefault((s.name, s.dtype, self._rows(Gemm(m, n, k, s.dtype, 1, s.name))), []).append(s)
         for key, rows in products.items():
             self._gemm[key] = Grid(((s.shape, s.median) for s in rows), partial(_of_product, BYTES[key[1]]))
+        head = _of_head if calibration.device == "cpu" else _flops_of_head
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("attention")}:
             rows = calibration.rows("attention", name, dtype)
-            self._attention[name, dtype] = Grid(((s.shape[2:], s.median / math.prod(s.shape[:2])) for s in rows), _of_head)
+            self._attention[name, dtype] = Grid(((s.shape[2:], s.median / math.prod(s.shape[:2])) for s in rows), head)
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("memory")}:
             self._memory[name, dtype] = Curve((s.shape[0], s.median) for s in calibration.rows("memory", name, dtype))
         self._convolutions = {
@@ -282,3 +283,8 @@ def _of_head(shape: tuple[int, ...]) -> tuple[float, float, float]:
     """Products of one head's queries and keys, its rows' elements, itself."""
     seq, d = shape
     return float(seq * seq * d), float(seq * d), 1.0
+
+
+def _flops_of_head(shape: tuple[int, ...]) -> tuple[float]:
+    """Products alone: a GPU's tiles round rows up, which more terms would take for a cost of each row."""
+    return _of_head(shape)[:1]
