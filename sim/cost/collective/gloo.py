@@ -13,11 +13,11 @@ as long as the array takes through one pair.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from sim.cost.between import Curve
 from sim.cost.calibration import Sample
 from sim.cost.collective.group import GroupShape
 from sim.cost.collective.rates import inter_bandwidth
@@ -125,14 +125,6 @@ def _pooled(one: tuple[float, float, int], other: tuple[float, float, int]) -> t
 
 
 def _read(points: list[tuple[int, float, float]], size: int) -> tuple[float, float]:
-    sizes = [point[0] for point in points]
-    at = bisect_left(sizes, size)
-    if at == 0:
-        return points[0][1], points[0][2]
-    if at == len(points):
-        last = points[-1]
-        scale = size / last[0]
-        return last[1] * scale, last[2] * scale
-    (low, t0, c0), (high, t1, c1) = points[at - 1], points[at]
-    share = (size - low) / (high - low)
-    return t0 + (t1 - t0) * share, c0 + (c1 - c0) * share
+    """(seconds, processor seconds) of so many bytes."""
+    seconds, cpu = (Curve((point[0], point[at]) for point in points).at(size)[0] for at in (1, 2))
+    return seconds, cpu
