@@ -122,7 +122,7 @@ def sweep_html(found: Sweep) -> str:
             gib(row.memory or 0),
             count(row.cost) if row.cost else "-",
         )
-        for row in _ranked(found)[:_TOP]
+        for row in found.ranked[:_TOP]
     ]
     return _table(title, rows, ("plan", "step", "samples/s/GPU", "MFU", "memory", f"cost per million {unit_of(found.feasible)}"))
 
@@ -187,10 +187,6 @@ def _breakdown(found: Prediction) -> tuple[dict[str, float]]:
     return (asdict(found.breakdown),)
 
 
-def _ranked(found: Sweep) -> list[Any]:
-    return found.ranked
-
-
 _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] = {
     "sim.result.prediction.Prediction": (
         prediction_html,
@@ -212,9 +208,9 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
     "sim.planning.sweeps.sweep.Sweep": (
         sweep_html,
         {
-            "pareto": _drawn("plans", "pareto_figure", lambda found: (_ranked(found), found.front)),
-            "coordinates": _drawn("coordinates", "coordinates", lambda found: (_ranked(found),)),
-            "breakdowns": _drawn("plans", "breakdowns", lambda found: (_ranked(found)[:_TOP],)),
+            "pareto": _drawn("plans", "pareto_figure", lambda found: (found.ranked, found.front)),
+            "coordinates": _drawn("coordinates", "coordinates", lambda found: (found.ranked,)),
+            "breakdowns": _drawn("plans", "breakdowns", lambda found: (found.ranked[:_TOP],)),
         },
     ),
     "sim.planning.explain.explanation.Explanation": (

@@ -96,5 +96,5 @@ def _machines(found: Sweep) -> list[dict[str, Any]]:
 
 
 def _cost(found: Sweep) -> dict[str, str]:
-
+    """The column of money, where prices are known."""
     return {f"cost/M {unit_of(found.ranked)}": "cost"} if any(row.cost is not None for row in found.ranked) else {}
