@@ -70,7 +70,7 @@ def files(bench: Bench) -> None:
                 path.write_bytes(bytes(size))
                 bench.add("file", "read", "", (size,), bench.times([path.read_bytes]))
                 tensor = torch.zeros(size // 4)
-                bench.add("file", "save", "", (size,), bench.times([lambda: torch.save(tensor, path)], least=3))  # noqa: B023
+                bench.add("file", "save", "", (size,), bench.times([lambda: torch.save(tensor, path)]))  # noqa: B023
             except OSError as error:
                 raise RunFailed(f"the probe cannot write {size} bytes into {place}: {error.strerror}") from None
     saved = [s for kind, s in bench.found if kind == "file" and s.name == "save"]

@@ -74,7 +74,7 @@ class CalibratedPricer(MeasuredPricer):
             key: Curve((s.shape[1], s.median) for s in calibration.collectives if (s.name, s.shape[0]) == key)
             for key in {(s.name, s.shape[0]) for s in calibration.collectives}
         }
-        self._saved = Curve((s.shape[0], s.median) for s in calibration.rows("file", "save"))
+        self.saved = Curve((s.shape[0], s.median) for s in calibration.rows("file", "save"))
         self._factors: dict[tuple[str, int, int], tuple[float, Source]] = {}
 
     def _spent(self, what: str, rank: int) -> float:
@@ -119,13 +119,6 @@ class CalibratedPricer(MeasuredPricer):
             seconds = max(seconds - cost.host, 0.5 * seconds)
         uses = tuple((link, min(rate, op.bytes / seconds)) for link, rate in cost.uses)
         return replace(cost, seconds=seconds, latency=min(cost.latency, seconds), uses=uses, source="measured" if inside else "fitted")
-
-    def _disk(self, op: Op, rank: int) -> Cost:
-        """A checkpoint that the training thread writes: torch.save as it was timed, which is bound by the thread, not the disk."""
-        if not self._saved or op.cls != "output" or op.lane != HOST or op.how != "disk" or not op.bytes:
-            return super()._disk(op, rank)
-        seconds, inside = self._saved.at(op.bytes)
-        return Cost(seconds, "measured" if inside else "fitted")
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
         """As the model's, by the factor that was measured, where NCCL chose the algorithm."""

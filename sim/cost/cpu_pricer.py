@@ -27,6 +27,7 @@ class CpuPricer(Common):
         self._again, self._after = self.calibration.rows("again"), self.calibration.host_seconds("stretch")[0]
         self._wander = wandering(self.calibration.host_seconds("apart")[0], self._after)
         self._shapes: dict[tuple[int, ...], GroupShape] = {}
+        self.saved = Curve((s.shape[0], s.median) for s in calibration.rows("file", "save"))
         self._reads = Curve((s.shape[0], s.median) for s in calibration.rows("file", "read"))
 
     def local(self, op: Op, rank: int) -> Cost:

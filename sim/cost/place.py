@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from sim.cost.between import Curve
 from sim.cost.price import Cost
-from sim.program import Op
+from sim.program import HOST, Op
 from sim.work import HostWork
 from topologies.graph import Topology
 
@@ -46,6 +47,9 @@ def share_of(op: Op) -> float:
 class Common:
     """What both pricers share: disks, stragglers."""
 
+    saved = Curve(())
+    """Seconds of torch.save by bytes, where it was timed."""
+
     def __init__(self, topology: Topology, factor: Callable[[int], float] | None = None) -> None:
         self.topology = topology
         self.capacity: Mapping[str, float] = Capacity(topology)
@@ -60,7 +64,11 @@ class Common:
         return ((f"n{self.topology.node(rank)}.cores", threads),)
 
     def _disk(self, op: Op, rank: int) -> Cost:
-        """Samples read one after the other, or a checkpoint written in one piece: to the node's disk, or the shared store."""
+        """Samples read one after the other, or a checkpoint written in one piece: to the node's disk, or the shared store. What the training
+        thread writes to a disk takes what torch.save was timed to take: the thread is what binds it."""
+        if self.saved and op.cls == "output" and op.lane == HOST and op.how == "disk" and op.bytes:
+            seconds, inside = self.saved.at(op.bytes)
+            return Cost(seconds, "measured" if inside else "fitted", uses=self.cores(rank))
         node = self.topology.node(rank)
         disk, store = self.topology.disk(node), self.topology.store(node) if op.how == "store" else None
         write = "write" in op.id or op.cls == "output"

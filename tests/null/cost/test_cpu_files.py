@@ -6,7 +6,7 @@ import pytest
 
 from sim.cost.calibration import Calibration, Sample
 from sim.cost.cpu_pricer import CpuPricer
-from sim.program import Op
+from sim.program import HOST, Op
 from sim.work import HostWork
 from topologies.load import load_topology
 
@@ -41,3 +41,12 @@ def test_without_a_measurement_and_for_a_store_the_device_is_asked() -> None:
     assert disk.source == "assumed" and any("disk" in resource for resource, _ in disk.uses)
     stored = _pricer({4096: 30e-6}).local(_read(32, 1 << 20, "store"), 0)
     assert stored.source == "assumed"
+
+
+def test_a_checkpoint_takes_what_torch_save_took_on_this_core() -> None:
+    row = Sample("save", "", (1 << 20,), 1.5e-3, 1.5e-3, 1.5e-3, 5)
+    timed = Calibration(device="cpu", date="", machine="", cores=2, ranks=1, threads=1, tables={"file": (row,)})
+    write = Op("output/write", "copy", HOST, bytes=160 << 20, how="disk", cls="output")
+    cost = CpuPricer(load_topology("cpu-host"), timed).local(write, 0)
+    assert cost.seconds == pytest.approx(0.24) and [resource for resource, _ in cost.uses] == ["n0.cores"]
+    assert _pricer({}).local(write, 0).uses[0][0] == "n0.disk.write"
