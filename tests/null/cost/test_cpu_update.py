@@ -23,14 +23,14 @@ def plan(ranks: int, away: bool, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def update(ranks: int, fold: bool = True, *edits: str) -> float:
+def update(ranks: int, fold: bool = True, *edits: str, **more: Any) -> float:
     """Seconds of the CPU's update, from the trace."""
     from sim.engine.run import simulate
     from sim.lower.step import lower
     from sim.setting.bind import bind
     from sim.setting.pricer import pricer_for
 
-    setting = bind(plan(ranks, True), "dgx-h100", edits)
+    setting = bind(plan(ranks, True, **more), "dgx-h100", edits)
     program = lower(setting.plan, setting.network, setting.framework, "cuda", 1)
     trace = simulate(program, pricer_for(setting, None, "fitted"), fold and setting.foldable)
     return max(span.end - span.start for span in trace.spans if span.id.endswith("optimizer/cpu"))
@@ -60,3 +60,7 @@ def test_the_step_shows_it() -> None:
     extra = predict(plan(8, True), "dgx-h100").step_time_s - predict(plan(8, False), "dgx-h100").step_time_s
     copies = ELEMENTS * (4 + 2) / 64e9
     assert extra > 4 * ELEMENTS * 30 / SOCKET + 0.5 * copies
+
+
+def test_an_update_without_states_passes_over_three_tensors_of_adamws_seven() -> None:
+    assert update(1, optimizer={"name": "sgd"}) == pytest.approx(ELEMENTS * NS * 3 / 7, rel=1e-6)
