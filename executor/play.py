@@ -14,11 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from executor.players.player import Player, now
+from executor.players.player import Beside, Player, now
 from executor.ranks.launch import STALL, launch
 from executor.ranks.world import World, set_precision
+from executor.repeats import together
 from sim.lower.checks.verify import verify
-from sim.program import HOST, MESSAGE, Op, Program, full_id
+from sim.program import HOST, SERVER, Op, Program, full_id
 from sim.trace import Span, Trace, from_zero
 from topologies.errors import BadInput, Refused, RunFailed
 
@@ -54,7 +55,8 @@ class RankResult(msgspec.Struct):
 
 
 class PlayResult(msgspec.Struct, kw_only=True):
-    """A played run: seconds of each step on rank 0 (warm-up, first passes and, on CUDA, watched ones left out), and one pass as a trace."""
+    """A played run: seconds of each step on rank 0 (warm-up, first passes and, on CUDA, watched ones left out), and one pass as a trace. Of
+    ranks that do not wait for each other: the seconds in which all together make one for each, by passes."""
 
     step_times: list[float]
     trace: Trace
@@ -87,18 +89,22 @@ def run_play(program: Program, host_seconds: dict[str, float], folder: str | Pat
         file.unlink(missing_ok=True)
     spans = from_zero([span for rank in found for span in rank.spans])
     trace = Trace(spans, "played", program.world, program.steps, meta={"program": program.name, "backend": found[0].backend})
-    return PlayResult(step_times=found[0].step_times, trace=trace, by_rank=[rank.step_times for rank in found])
+    by_rank = [rank.step_times for rank in found]
+    return PlayResult(step_times=together(by_rank, per_turn) if _served(program) else by_rank[0], trace=trace, by_rank=by_rank)
 
 
 def refuse_servers(program: Program) -> None:
-    """Raises `Refused`: threads beside the host's are processes of their own here, which no process group reaches."""
-    for role in program.roles.values():
-        for name, calls in role.threads.items():
-            if name != HOST and any(op.kind in MESSAGE for call in calls for op in program.segments[call.segment]):
-                raise Refused(
-                    f'the program has a parameter server (thread {name}), which is predicted but not played. Use update.mode = "sync" or '
-                    '"local", or update.aggregate = "cpu" for sums on the host'
-                )
+    """Raises `Refused` for a parameter server beside GPUs: what its threads exchange would lie on the device here."""
+    if program.device == "cuda" and _served(program):
+        raise Refused(
+            'the program has a parameter server, which is predicted but not played on GPUs. Use update.mode = "sync" or "local", '
+            'update.aggregate = "cpu" for sums on the host, or play it on CPUs'
+        )
+
+
+def _served(program: Program) -> bool:
+    """Do ranks update through a parameter server, none waiting for the others?"""
+    return any(name.startswith(SERVER) for role in program.roles.values() for name in role.threads)
 
 
 def play(world: World, request: Request) -> RankResult:
@@ -116,6 +122,7 @@ def play(world: World, request: Request) -> RankResult:
     crossing = Crossing(program, world.rank)
     feeders = start_feeders(program, world.rank, crossing, request.turns, seconds, Path(request.file))
     player = make_player(world, program, crossing, seconds, Path(request.file))
+    beside: list[Beside] = [*feeders, *player.serve(request.turns)]
     host = list(program.ops(world.rank, HOST))
     passes: list[list[tuple[float, float, float]]] = []
     step_times: list[float] = []
@@ -131,9 +138,9 @@ def play(world: World, request: Request) -> RankResult:
     lengths = {turn: marks[-1][1] - marks[0][0] for turn, marks in enumerate(passes) if marks and (turn or request.turns == 1)}
     chosen = _agreed(world, sorted(lengths, key=lambda turn: lengths[turn])[len(lengths) // 2] if lengths else 0)
     spans = _spans(program, world.rank, HOST, passes[chosen])
-    for feeder in feeders:
-        times = feeder.times(world.stall)[chosen]
-        spans += _spans(program, world.rank, feeder.thread, [(start, end, start) for start, end in times])
+    for other in beside:
+        times = other.times(world.stall)[chosen]
+        spans += _spans(program, world.rank, other.thread, [(start, end, start) for start, end in times])
     align(world, spans, now)
     return RankResult(step_times, spans, world.backend)
 

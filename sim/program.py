@@ -34,6 +34,8 @@ ORDERS = (*EVENTS, "sync")
 """Kinds that only say what comes after what."""
 
 HOST = "host"
+SERVER = "server"
+"""How the lanes of a parameter server's threads begin: one for each worker."""
 COMPUTE = "compute"
 H2D = "copy.h2d"
 D2H = "copy.d2h"
@@ -41,7 +43,7 @@ D2H = "copy.d2h"
 
 def cpu_lane(lane: str) -> bool:
     """Whether a lane is a CPU thread's own: the training thread, a loader process, a checkpoint's writer, a parameter server."""
-    return lane.startswith((HOST, "loader", "writer", "server"))
+    return lane.startswith((HOST, "loader", "writer", SERVER))
 
 
 class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

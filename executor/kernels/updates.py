@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from executor.arena import Arena
 from executor.kernels.site import Call, Site
 from sim.optimizers import OPTIMIZERS
+from sim.work import HostWork, MemoryBound
 
 FUSED = ("sgd", "momentum", "adam", "adamw", "adagrad")
 """What torch has fused updates of."""
@@ -30,3 +32,10 @@ def update(s: Site) -> Call:
     return lambda: fused(
         p, g, m, v, none, steps, lr=1e-6, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False
     )
+
+
+def on_host(work: HostWork, arena: Arena) -> Call:
+    """The fused AdamW update of so many elements in host memory, in which updates there are counted."""
+    count = max(1, int(work.count))
+    read, written = OPTIMIZERS["adamw"].fused
+    return update(Site(MemoryBound("adamw", 4 * read * count, 4 * written * count, "fp32"), arena, torch.float32))

@@ -1,4 +1,5 @@
-"""The program's other CPU threads (`loader.0` ...) as real processes, and the events that cross between threads.
+"""The program's other CPU threads (`loader.0` ...) as real processes, and the events that cross between threads. Those of a parameter server, which
+exchange with other ranks, are threads (`executor.players.servers`).
 
 An event number travels through a pipe: whoever records writes the number, who waits reads until its number has come.
 """
@@ -18,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sim.program import HOST, MEETING, Call, Op, Program
+from sim.program import HOST, MEETING, SERVER, Call, Op, Program
 from sim.work import HostWork
 from topologies.errors import BadInput, RunFailed, SteptwinError
 from topologies.units import show_size
@@ -137,11 +138,11 @@ class Feeder:
 
 
 def start_feeders(program: Program, rank: int, crossing: Crossing, turns: int, seconds: Callable[[Op], float], file: Path) -> list[Feeder]:
-    """Forks one process per thread other than the host's."""
+    """Forks one process per thread other than the host's and a parameter server's."""
     context = mp.get_context("fork")
     feeders = []
     for thread in program.threads(rank):
-        if thread != HOST:
+        if thread != HOST and not thread.startswith(SERVER):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_feed, args=(program, rank, thread, crossing, turns, seconds, file, theirs), daemon=True)
             process.start()

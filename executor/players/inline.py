@@ -14,6 +14,7 @@ from executor.players.communication import Issue, communication, make_groups
 from executor.players.feeder import Crossing, Kept, copy_file
 from executor.players.lanes import DONE, Flag, Mark, is_comm, make_lanes
 from executor.players.player import Player, now
+from executor.players.servers import Server, start_servers
 from executor.ranks.world import World
 from sim.program import HOST, MEETING, Call, Op, Program
 
@@ -24,8 +25,8 @@ class InlinePlayer(Player):
     def __init__(self, world: World, program: Program, crossing: Crossing, seconds: Callable[[Op], float], file: Path) -> None:
         self._world, self._crossing = world, crossing
         self._lanes = make_lanes(program, world.rank)
-        groups = make_groups(program, world.rank)
-        arena = Arena(world.device, free_memory(world.device) // max(1, world.size))
+        self._groups = groups = make_groups(program, world.rank)
+        self._arena = arena = Arena(world.device, free_memory(world.device) // max(1, world.size))
         self._flags: Kept[Flag] = Kept(crossing)
         self._tags: Counter[tuple[str, str, int]] = Counter()
         self._issues: dict[int, Issue] = {}
@@ -41,6 +42,10 @@ class InlinePlayer(Player):
                     self._bodies[id(op)] = self._make(op, arena, seconds, file)
                 world.beat.touch()
         self._program = program
+
+    def serve(self, turns: int) -> list[Server]:
+        """Starts the rank's threads of a parameter server."""
+        return start_servers(self._program, self._world.rank, self._crossing, turns, self._groups, self._arena)
 
     def _make(self, op: Op, arena: Arena, seconds: Callable[[Op], float], file: Path) -> Body:
         if op.kind == "compute":

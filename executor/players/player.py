@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from sim.program import Call, Op
+
+
+class Beside(Protocol):
+    """A CPU thread of the program beside the host's."""
+
+    thread: str
+
+    def times(self, patience: float) -> list[list[tuple[float, float]]]:
+        """Per turn, start and end of each op in the order of the thread's program. Raises `RunFailed` where it has failed or takes too long."""
+        ...
 
 
 class Player(Protocol):
@@ -16,6 +27,10 @@ class Player(Protocol):
     ) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
         """One pass: (start, end, issued) of each op in order, and (step, time) at the end of each step. Without `watched` the ops need not
         be there, where finding their times would change the step's."""
+        ...
+
+    def serve(self, turns: int) -> Sequence[Beside]:
+        """Starts the rank's threads of a parameter server, for so many passes."""
         ...
 
 

@@ -13,7 +13,7 @@ in C++ that launches it in training (lists of the optimizer, DDP's buckets), whi
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from executor.kernels.bodies import Body, body, spin
 from executor.players.communication import Group, communication, connect, make_groups
 from executor.players.events import Cuda, wake
 from executor.players.feeder import Crossing, Kept, copy_file
-from executor.players.player import Player, now
+from executor.players.player import Beside, Player, now
 from executor.ranks.world import World
 from sim.program import HOST, MEETING, Call, Op, Program
 from topologies.errors import Refused
@@ -111,6 +111,10 @@ class StreamPlayer(Player):
         small = arena.recent(_SMALL)
         self._again = self._loops(lambda: torch.mul(small, 0.5))
         self._around = around(self._cuda, lambda: torch.add(small, small))
+
+    def serve(self, turns: int) -> Sequence[Beside]:
+        """None: programs with a server are refused on GPUs."""
+        return []
 
     def _overhead(self) -> float:
         """Of an op that does nothing, by the fastest of some rounds: Python's own housekeeping comes between."""

@@ -72,7 +72,7 @@ def _of_the_step(plan: Plan) -> Refusals:
             plan.update.aggregate == "primary",
             f'update.aggregate = "primary" is not done by stock training, which is DistributedDataParallel. {PLAY}',
         ),
-        (plan.update.mode == "async", 'a parameter server is predicted but not run. Use update.mode = "sync" or "local"'),
+        (plan.update.mode == "async", f"PyTorch has no parameter server to train through. {PLAY}"),
         (plan.update.aggregate == "cpu", f"sums on the host are not done by stock training. {PLAY}"),
     )
 

@@ -31,6 +31,7 @@ from sim.setting.bind import bind, model_of
 from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS
 from sim.timeline.bottleneck import bottleneck, bottlenecks
+from sim.timeline.asynchrony import mean_step
 from sim.timeline.metrics import Breakdown, breakdown, step_times
 from sim.trace import Trace
 from topologies.errors import Refused, SteptwinError, UnknownName
@@ -161,7 +162,7 @@ def _run(
     if how == "play":
         assert predicted.program is not None
         played = run_play(predicted.program, host, folder, steps)
-        return played.step_times, breakdown(played.trace)
+        return played.step_times, mean_step(played.trace) if plan.asynchronous else breakdown(played.trace)
     stock, times = trained(plan, folder, steps)
     return times, over_all(stock.trace)
 

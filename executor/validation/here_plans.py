@@ -63,6 +63,7 @@ KINDS: dict[str, tuple[str, Tree]] = {
     "fsdp-pp": ("FSDP2 x PP", _decoder(LLAMA, {"micro": 1, "global": 8}, {"pp": 2, "dp_shard": 2, "zero": 3})),
     "ring": ("CP, ring attention", _decoder(LLAMA, {"micro": 1}, {"cp": 2})),
     "local-updates": ("local updates", _mlp(MLP, 96, 2, update={"mode": "local", "every": 4})),
+    "parameter-server": ("asynchronous updates by a parameter server", _mlp(MLP, 96, 2, update={"mode": "async"})),
     "summed-on-host": ("gradients summed on one host", _mlp(MLP, 96, 2, update={"aggregate": "cpu"})),
     "muon": ("Muon beside AdamW", _decoder(LLAMA, {"micro": 4}, {}, optimizer={"name": "muon"})),
     "optimizer-bound": ("optimizer on the CPU", _mlp(HEAVY, 4, 1, optimizer={"name": "adamw"})),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +91,30 @@ def _program(model: dict[str, Any], axes: dict[str, Any]) -> Program:
     return lower(plan, network_of(plan, framework), framework, "cpu", 2)
 
 
-def test_a_parameter_server_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="parameter server"):
-        run_play(_program(DENSE, {"dp_replicate": 4, "update": {"mode": "async"}}), {}, tmp_path, 1)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_parameter_server_takes_gradients_updates_and_answers(tmp_path: Path, ranks: int) -> None:
+    """Each worker's thread beside rank 0 does in its order what the program says, and a step is what all ranks together take for one each."""
+    program = _program(DENSE, {"dp_replicate": ranks, "update": {"mode": "async"}})
+    played = run_play(program, {}, tmp_path, 4)
+    spans = {span.id: span for span in played.trace.spans}
+    ops = [op for rank in range(ranks) for thread in program.threads(rank) for op in program.ops(rank, thread)]
+    assert len(spans) == len(played.trace.spans) == len(ops)
+    for worker in range(1, ranks):
+        for step in range(program.steps):
+            served = [spans[f"r0/s{step}/worker{worker}/server/{what}"] for what in ("gradients", "update", "parameters")]
+            assert all(before.end <= after.start for before, after in pairwise(served))
+            assert served[1].end > served[1].start
+            pulled = spans[f"r{worker}/s{step}/server/pull"]
+            assert pulled.end >= served[2].start
+    own = spans["r0/s0/worker0/server/update"], spans["r0/s0/server/pulled"]
+    assert own[0].end <= own[1].end, "rank 0 goes on when its own thread has updated"
+    assert min(map(min, played.by_rank)) <= statistics.fmean(played.step_times) <= max(map(max, played.by_rank))
+
+
+def test_a_parameter_server_beside_gpus_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    program = msgspec.structs.replace(_program(DENSE, {"dp_replicate": 2, "update": {"mode": "async"}}), device="cuda")
+    with pytest.raises(Refused, match=r"parameter server.*not played on GPUs"):
+        run_play(program, {}, tmp_path, 1)
 
 
 def test_a_program_that_would_hang_is_refused_before_anything_starts(tmp_path: Path) -> None:

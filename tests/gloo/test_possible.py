@@ -22,12 +22,8 @@ def _nothing_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_played_is_refused_before_the_probe(tmp_path: Path) -> None:
-    plan = load_plan(TINY | {"update": {"mode": "async"}})
-    for how in ("stock", "play"):
-        with pytest.raises(Refused, match="parameter server"):
-            twin.run_plan(plan, tmp_path / "run", how, 1)
-    with pytest.raises(Refused, match="parameter server"):
-        twin.twin(plan, tmp_path / "run")
+    with pytest.raises(Refused, match=r"no parameter server to train through.*--how play"):
+        twin.run_plan(load_plan(TINY | {"update": {"mode": "async"}}), tmp_path / "run", "stock", 1)
     with pytest.raises(Refused, match=r"checkpoint_mode = .async"):
         twin.run_plan(load_plan(TINY | {"output": {"checkpoint_every": 1, "checkpoint_mode": "async"}}), tmp_path / "run", "stock", 1)
     split = TINY | {"parallel": {"dp_shard": 2, "zero": 3}, "output": {"checkpoint_every": 1, "checkpoint_mode": "full"}}

@@ -1,0 +1,115 @@
+"""A parameter server's threads: threads of rank 0's process, since they exchange with other ranks through its process groups.
+
+Each takes one worker's gradients, updates the parameters and answers. The updates are the real kernels, which leave Python to the training thread
+as torch's optimizers do; they are not locked against each other (Hogwild, Niu et al. 2011), as the program says.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from executor.arena import Arena
+from executor.kernels.updates import on_host
+from executor.players.communication import Group, communication
+from executor.players.feeder import Crossing, Times
+from sim.program import MEETING, SERVER, Call, Op, Program
+from sim.work import HostWork
+from topologies.errors import RunFailed
+
+Body = Callable[[int], object]
+"""Runs one op in a turn."""
+
+
+class Server:
+    """One thread of a server."""
+
+    def __init__(self, thread: str, passes: Callable[[], list[Times]]) -> None:
+        self.thread, self._passes = thread, passes
+        self._found: list[Times] = []
+        self._error: BaseException | None = None
+        self._running = threading.Thread(target=self._run, name=thread, daemon=True)
+        self._running.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._passes()
+        except BaseException as error:  # told to whoever asks for the times, or waits for what it would have recorded
+            self._error = error
+
+    def times(self, patience: float) -> list[Times]:
+        """Per turn, start and end of each op in the order of the thread's program. Raises `RunFailed` where it has failed or takes too long."""
+        self._running.join(patience)
+        if self._running.is_alive():
+            raise RunFailed(f"{self.thread} did not finish within {patience:.0f} s")
+        if self._error is not None:
+            raise RunFailed(f"{self.fault} ended before it was through") from self._error
+        return self._found
+
+    @property
+    def fault(self) -> str:
+        """Its name and why it has ended before its time; "" where it has not."""
+        return f"{self.thread} ({self._error})" if self._error is not None else ""
+
+
+def start_servers(
+    program: Program, rank: int, crossing: Crossing, turns: int, groups: dict[tuple[str, str], Group], arena: Arena
+) -> list[Server]:
+    """A thread for each of the rank's `server` threads. Their buffers are made first, here."""
+    prepared = []
+    for thread in program.threads(rank):
+        if thread.startswith(SERVER):
+            tags: Counter[tuple[str, str, int]] = Counter()
+            steps = [(op, _body(thread, call, op, crossing, groups, rank, arena, tags)) for call, op in program.ops(rank, thread)]
+            prepared.append((thread, steps))
+    threads = torch.get_num_threads()
+    servers = [Server(thread, partial(_passes, steps, turns, threads)) for thread, steps in prepared]
+    others = crossing.alive
+    crossing.alive = lambda: others() or next(filter(None, (server.fault for server in servers)), "")
+    return servers
+
+
+def _passes(steps: list[tuple[Op, Body]], turns: int, threads: int) -> list[Times]:
+    torch.set_num_threads(threads)  # which each thread has of its own
+    found: list[Times] = []
+    with torch.no_grad():
+        for turn in range(turns):
+            times: Times = []
+            for _, run in steps:
+                start = time.perf_counter()
+                run(turn)
+                times.append((start, time.perf_counter()))
+            found.append(times)
+    return found
+
+
+def _body(
+    thread: str,
+    call: Call,
+    op: Op,
+    crossing: Crossing,
+    groups: dict[tuple[str, str], Group],
+    rank: int,
+    arena: Arena,
+    tags: Counter[tuple[str, str, int]],
+) -> Body:
+    if op.kind in MEETING:
+        issue = communication(op, groups, rank, arena, tags)
+        return lambda _: _ended(issue()())
+    if op.kind == "record":
+        return lambda turn: crossing.record(call, op, turn)
+    if op.kind in ("wait", "sync"):
+        return lambda turn: crossing.wait(thread, call, op, turn)
+    updates = [on_host(work, arena) for work in op.works if isinstance(work, HostWork)]
+    return lambda _: [update() for update in updates]
+
+
+def _ended(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
