@@ -19,12 +19,13 @@ from sim.accuracy.rows.attention import attention_of
 from sim.accuracy.rows.loops import data_of, output_of, turns_of
 from sim.accuracy.rows.machines import in_devices, machine_of, on_nodes
 from sim.accuracy.rows.networks import network_of
+from sim.accuracy.rows.parts import beside_data, in_parts
 from sim.accuracy.rows.recipes import offloaded
 from sim.accuracy.rows.recomputation import recompute_of
 from sim.accuracy.rows.room import with_room
 from sim.accuracy.rows.scripts import steers_power
 from sim.accuracy.rows.sharding import sharding_of
-from sim.accuracy.rows.sizes import Sizes, gpus_of, in_parts, sizes_of, stages_of
+from sim.accuracy.rows.sizes import Sizes, gpus_of, sizes_of, stages_of
 from sim.accuracy.rows.submissions import algorithm_of, completed, exchanges_heads
 from sim.accuracy.rows.systems import described, named_system
 from sim.accuracy.rows.updating import optimizer_of
@@ -67,13 +68,13 @@ def case_of(row: Row) -> Case:
         raise BadInput(row.problem)
     assumed: list[str] = []
     row = on_nodes(in_devices(msgspec.structs.replace(completed(row), gpus=gpus_of(row, assumed)), assumed), assumed)
-    row = with_widths(row)
+    row = beside_data(with_widths(row), assumed)
     framework = framework_of_row(row, assumed)
     model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
     row = _in_samples(row, str(model.get("family", "decoder")), assumed)
     layers, further = int(model.get("layers", 1)), int(model.get("mtp", 0))
-    heads = model.get("heads", 1)
-    row = in_parts(row, heads if isinstance(heads, int) else 1, assumed)
+    machine, edits = machine_of(named_system(row), assumed)
+    row = in_parts(row, model, framework, machine, edits, assumed)
     if model.get("family") == "dlrm" and row.ep is None:
         assumed.append("tables of embeddings are shared by all ranks, as DLRM's are")
         row = msgspec.structs.replace(row, ep=row.gpus, sharding=row.sharding or "none")
@@ -98,7 +99,6 @@ def case_of(row: Row) -> Case:
         output=output_of(row, model),
         comm=Comm(overlap=overlap, algorithm=algorithm_of(row, framework)),
     )
-    machine, edits = machine_of(named_system(row), assumed)
     machine = described(row, machine)
     edits += ("gpu.vboost=1",) * steers_power(row, framework)
     edits += network_of(row, machine, assumed)

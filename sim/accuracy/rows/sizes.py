@@ -35,7 +35,9 @@ def gpus_of(row: Row, assumed: list[str]) -> int:
         return row.gpus
     model = (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
     samples = (row.micro_batch or 0) * (row.grad_accum or 0)
-    if row.nodes and (row.gpus_per_node or row.nodes == 1):
+    if row.dp and row.tp and row.pp:
+        gpus, why = model * row.dp, "tp x pp x cp x dp"
+    elif row.nodes and (row.gpus_per_node or row.nodes == 1):
         gpus, why = row.nodes * (row.gpus_per_node or 8), f"{row.nodes} nodes of {row.gpus_per_node or 8}"
     elif row.dp:
         gpus, why = model * row.dp, "tp x pp x cp x dp"
@@ -47,23 +49,6 @@ def gpus_of(row: Row, assumed: list[str]) -> int:
         raise BadInput("the number of GPUs is not stated")
     assumed.append(f"number of GPUs not stated: {gpus}, {why}")
     return gpus
-
-
-_NODE = 8
-"""GPUs that tensor parallelism spans at most where the row does not say."""
-
-
-def in_parts(row: Row, heads: int, assumed: list[str]) -> Row:
-    """With fewer samples in a batch than GPUs the model is split: by tensor parallelism inside a node, where the row says nothing of how."""
-    if row.tp or row.pp or row.cp or not row.global_batch or not row.gpus or row.batch_unit == "images" or heads == 1:
-        return row
-    least = -(-row.gpus // row.global_batch)
-    fits = (size for size in (2, 4, 8) if least <= size <= _NODE and row.gpus % size == 0 and heads % size == 0)
-    size = next(fits, 0)
-    if least == 1 or not size:
-        return row
-    assumed.append(f"tensor parallelism not stated: {size}, for a batch of {row.global_batch} on {row.gpus} GPUs")
-    return msgspec.structs.replace(row, tp=size)
 
 
 def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core", layers: int = 1) -> Sizes:
