@@ -17,7 +17,7 @@ from sim.accuracy.architecture.blanks import named, with_blanks
 from sim.accuracy.architecture.encoders import BERTS, SEQ2SEQ, bert, encoder_decoder, transformer_xl
 from sim.accuracy.architecture.mixtures import first_dense, latent, note_number, predictions, shared_width
 from sim.accuracy.architecture.names import shipped_model
-from sim.accuracy.architecture.pictures import picture_model
+from sim.accuracy.architecture.pictures import picture_model, with_side
 from sim.accuracy.architecture.proportions import with_sizes
 from sim.accuracy.row import Row
 from sim.model.load import load_model
@@ -257,5 +257,5 @@ def _by_name(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str,
     if isinstance(spec, Decoder):
         spec = msgspec.structs.replace(spec, vocab=-(-spec.vocab // vocab_multiple) * vocab_multiple, **_as_run(row, family_of(row)))
         return _with_task(_examples(spec, row, assumed), row, assumed)
-    tree: dict[str, Any] = msgspec.to_builtins(spec)
+    tree: dict[str, Any] = msgspec.to_builtins(with_side(spec, row, assumed))
     return tree

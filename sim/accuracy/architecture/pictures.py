@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sim.accuracy.row import Row
+from sim.model import ModelSpec
 from sim.model.specs.spec import Cnn, Vit
 
 _VITS: dict[str, tuple[int, int, int, int]] = {
@@ -59,6 +60,31 @@ def _vit(row: Row, name: str) -> Vit | None:
     patch = re.search(r"patch ?(\d+)|[/ ](\d\d)(?!\d)", after)
     side = int(patch[1] or patch[2]) if patch else 14 if hidden in (1280, 1408, 1664) else 16
     return Vit(layers=layers, hidden=hidden, heads=heads, ffn=ffn, image=pixels or 224, patch=side if (pixels or 224) % side == 0 else 16)
+
+
+_SIDE = r"\b(\d{3,4}) ?[x×] ?\1\b|\b(\d{3,4}) ?(?:px|pixels?)\b"
+_OPEN = ("resnet", "vgg", "alexnet")
+"""Networks of the `cnn` family that take pictures of any size."""
+
+_SCRIPTED = {"flux.1-schnell": 256, "flux.1-dev": 512}
+"""Sides in torchtitan's configurations of FLUX.1 (experiments/flux/train_configs/flux_schnell_model.toml, flux_dev_model.toml: img_size)."""
+
+
+def with_side(spec: ModelSpec, row: Row, assumed: list[str]) -> ModelSpec:
+    """A shipped model on pictures of the side that the row's name ("DiT-XL/2 512", "FLUX.1 (256x256)") or note states.
+
+    Raises `BadInput` where the model does not divide it.
+    """
+    own = getattr(spec, "image", None)
+    if own is None or (isinstance(spec, Cnn) and spec.arch not in _OPEN):
+        return spec
+    found = re.search(_SIDE, f"{row.model_name} {row.arch_note}".lower()) or re.search(r"[-_ ](\d{3,4})()$", row.model_name)
+    scripted = _SCRIPTED.get(spec.name, 0) if "titan" in row.framework.lower() else 0
+    side = int(found[1] or found[2]) if found else scripted
+    if side <= _SMALL or side % 32 or side == (own or 224):
+        return spec
+    assumed.append(f"pictures of {side} x {side} pixels")
+    return msgspec.structs.replace(spec, image=side)
 
 
 def _pixels(text: str) -> int:

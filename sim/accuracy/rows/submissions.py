@@ -34,6 +34,10 @@ _BENCHMARKS = (
     (r"resnet", "ResNet-50"),
     (r"gpt-?3", "GPT-3-175B"),
     (r"stable[ _-]?diffusion", "Stable Diffusion v2"),
+    (
+        r"flux[._ -]?1?([-_ ]schnell)?",
+        "FLUX.1-schnell (256x256)",
+    ),  # mlcommons/training, text_to_image: torchtitan's flux_schnell_mlperf.toml
     (r"ssd", "SSD on ResNet-34, or RetinaNet"),  # the latter since v2.0; no SSD300 on ResNet-50, which ships
 )
 """What MLPerf's benchmarks train, by their bare names."""

@@ -21,11 +21,11 @@ _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"megatron[- ]?bridge", "megatron-bridge"),
     (r"oneflow|\blibai\b", "oneflow"),
     (r"mxnet", "mxnet-horovod"),
+    (r"torch[- ]?titan", "torchtitan"),  # also in MLPerf, whose FLUX.1 it runs
     (r"mlperf", "mlperf-nvidia"),
     (r"nemo", "nemo"),
     (rf"megatron[- ]?deepspeed|deepspeed[- ]?megatron|megatron(-lm)?{_AND}deepspeed|deepspeed{_AND}megatron|neox", "megatron-deepspeed"),
     (r"megatron[- ]?core|\bmcore\b", "megatron-core"),
-    (r"torch[- ]?titan", "torchtitan"),
     (r"megatron|primus|megascale|vescale|mindspeed", "megatron-lm"),
     (r"internevo|internlm[- ]?train", "internevo"),
     (r"llm[- ]?foundry|composer|mosaic", "llm-foundry"),
@@ -56,6 +56,9 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return submitted_pictures(row)
     if name == "mlperf-nvidia" and _is(row, r"llama|bert\b"):
         return submitted_text(row)
+    if name == "mlperf-nvidia" and _is(row, "flux"):
+        assumed.append("MLPerf's FLUX.1 taken as its reference, torchtitan's")
+        name = "torchtitan"
     if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS + r"|resnet|\bcnn\b|\bvit\b")):
         name, text = "pytorch", "torch"  # detection, translation, and Composer's pictures are plain modules
     if "hai-llm" in text and row.n_experts:

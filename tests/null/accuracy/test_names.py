@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from sim.accuracy.architecture.models import model_of
@@ -143,3 +144,22 @@ def test_parameters_tell_which_bert_is_meant(changes: dict[str, object], layers:
 def test_detectors_on_other_backbones_are_not_the_one_that_ships(name: str) -> None:
     with pytest.raises(Refused, match="no architecture"):
         model_of(row(**(SILENT | {"model_name": name, "model_type": "cnn detection", "batch_unit": "images"})), [])
+
+
+@pytest.mark.parametrize(
+    ("name", "note", "framework", "side"),
+    [
+        ("DiT-XL/2 512", "", "PyTorch", 512), ("DiT-XL/2", "512x512", "PyTorch", 512), ("DiT-XL/2", "", "PyTorch", None), ("SDXL", "512 px", "PyTorch", 512),
+        ("ResNet-50", "224x224 ImageNet", "PyTorch", None), ("ResNet-50", "160 x 160", "PyTorch", 160), ("ResNet-152", "", "PyTorch", None),
+        ("SSD300", "300x300", "PyTorch", None), ("EfficientNet-B4 (448x448)", "", "PyTorch", 448), ("FLUX.1-schnell", "", "torchtitan", 256),
+        ("flux.1-dev", "", "torchtitan", 512), ("FLUX.1-dev 1024px", "", "torchtitan", None), ("FLUX.1-dev", "", "diffusers", None),
+    ],
+)  # fmt: skip
+def test_pictures_have_the_side_that_a_row_states(name: str, note: str, framework: str, side: int | None) -> None:
+    """Of a shipped model, which has one of its own: None."""
+    pictures = row(**(SILENT | {"model_name": name, "model_type": "", "arch_note": note, "framework": framework, "batch_unit": "images"}))
+    notes: list[str] = []
+    tree = model_of(pictures, notes)
+    shipped = model_of(msgspec.structs.replace(pictures, model_name=name.partition(" ")[0], arch_note="", framework=""), [])
+    assert tree.get("image") == (side or shipped.get("image"))
+    assert any(note.startswith("pictures of") for note in notes) == (side is not None)

@@ -201,3 +201,13 @@ def test_dlperfs_servers_have_one_nic() -> None:
     assert case.topology.startswith("2x dlperf-v100") and case.plan.framework == "megatron-2021"
     later = case_of(row(GPT, framework="Megatron-LM", gpus=16, nodes=2, global_batch=128, date="2022-03"))
     assert load_framework(later.plan.framework).precision.reduce_dtype == "fp16"
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "NeMo"])
+@pytest.mark.parametrize("name", ["FLUX.1", "flux1", "FLUX.1-schnell", "Flux"])
+def test_flux_is_trained_as_the_benchmark_does(name: str, framework: str) -> None:
+    """On pictures of 256 x 256 and texts of 256 tokens, its parameters shared out (mlcommons/training: text_to_image)."""
+    told = {"model_name": name, "model_type": "", "gpu": "B200", "precision": "bf16", "micro_batch": 32, "global_batch": 256}
+    case = case_of(row(PICTURES, **(told | {"framework": framework, "optimizer": "adamw"})))
+    assert isinstance(case.plan.model, dict) and (case.plan.model["image"], case.plan.model["text"]) == (256, 256)
+    assert (case.plan.framework_name, case.plan.parallel.zero) == ("torchtitan", 3)
