@@ -31,6 +31,9 @@ TORCH_2 = "2023-03"
 _AFTER = r"h[128]00|h20\b|gh200|b[23]00|mi3|l40|\bl20\b|l4\b|40[5-9]0|50[5-9]0|\bada\b|pro ?[456]000"
 """GPUs that PyTorch before 2.0 was not built for (compute capabilities 8.9 and 9.0 came with CUDA 11.8)."""
 
+_COUNTED = r"[\dkmb][\s-]+(tok(?:ens?)?|seqs?|sequences?|samples?|images?|imgs?)$"
+"""What a batch's own cell says that it counts: "4M tokens"."""
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One published step. Names and units are the table's; texts are as printed."""
@@ -185,4 +188,6 @@ def _row(cells: Mapping[str, str | None], fallback: str) -> Row:
                 values[name] = value
         except ValueError:
             problems.append(f"{name} = {text[:40]!r} is no positive number")
+    if counted := re.search(_COUNTED, (cells.get("global_batch") or "").strip().lower()):
+        values["batch_unit"] = counted[1]  # nearer to the number than the column's word
     return Row(**values, problem="; ".join(problems))  # type: ignore[arg-type]

@@ -140,6 +140,17 @@ def _of_all(row: Row, assumed: list[str]) -> Row:
     return msgspec.structs.replace(row, global_batch=batch)
 
 
+_FEW = 1024
+"""Below it a micro-batch counts sequences: no GPU is given so few tokens at a time."""
+
+
+def _alike(row: Row) -> bool:
+    """The global batch is so many micro-batches, which are counted in sequences."""
+    ranks = (row.gpus or 1) // math.prod(size or 1 for size in (row.tp, row.pp, row.cp))
+    micro = row.micro_batch or 0
+    return micro < _FEW and row.global_batch == micro * (row.grad_accum or 1) * ranks
+
+
 def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
     """The batch in what the model takes at a time: images; sequences, which are full, where the row counts tokens."""
     row = _of_all(row, assumed)
@@ -147,7 +158,7 @@ def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
     if family in _PICTURES:
         return msgspec.structs.replace(row, batch_unit="images")
     most = _MANY if family == "encoder" else _MANY - 1  # LAMB's largest batch (You et al. 2019): 65,536 sequences
-    many = not unit and (row.global_batch or 0) > max(most, 64 * (length or 1) - 1)
+    many = not unit and (row.global_batch or 0) > max(most, 64 * (length or 1) - 1) and not _alike(row)
     if family not in _TEXT or not length or not (many or "tok" in unit):
         return row
     counts = {name: getattr(row, name) for name in ("micro_batch", "global_batch")}

@@ -190,6 +190,35 @@ def test_a_batch_of_tokens_of_any_decoder_is_counted_in_sequences() -> None:
         assert case.plan.global_batch == 1024 and any("tokens: 1024 sequences" in note for note in case.assumed)
 
 
+def test_a_batchs_own_cell_says_what_it_counts() -> None:
+    """Whatever the column of units says; and a batch that is all ranks' micro-batches counts what they do, LAMB's of 79,872 sequences too."""
+    told = {
+        "row_id": "r",
+        "model_name": "Llama-2-7B",
+        "gpu": "H100",
+        "gpus": "16",
+        "framework": "PyTorch",
+        "seq_len": "4096",
+        "sharding": "FSDP",
+    }
+    for cell, unit in (("4M tokens", "sequences"), ("65536 tokens", ""), ("1024 sequences", "tokens"), ("1024 seqs", "")):
+        (read,) = rows_of([told | {"global_batch": cell, "batch_unit": unit}])
+        assert case_of(read).plan.global_batch == (16 if cell.startswith("65536") else 1024)
+    bert = {
+        "model_name": "BERT-Large",
+        "model_type": "bert",
+        "n_layers": 24,
+        "hidden": 1024,
+        "n_heads": 16,
+        "seq_len": 128,
+        "sharding": "none",
+    }
+    large = row(
+        **(bert | {"gpus": 256, "gpus_per_node": 16, "micro_batch": 312, "global_batch": 79872, "batch_unit": "", "optimizer": "LAMB"})
+    )
+    assert case_of(large).plan.global_batch == 79872
+
+
 def test_a_batch_of_each_gpu_is_of_all_of_them() -> None:
     for unit, batch, found in (
         ("tokens per GPU", 2 * 4096, 32),
