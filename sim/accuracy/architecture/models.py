@@ -18,7 +18,7 @@ from sim.accuracy.architecture.encoders import BERTS, SEQ2SEQ, bert, encoder_dec
 from sim.accuracy.architecture.mixtures import first_dense, latent, note_number, predictions, shared_width
 from sim.accuracy.architecture.names import shipped_model
 from sim.accuracy.architecture.pictures import picture_model, with_side
-from sim.accuracy.architecture.proportions import with_sizes
+from sim.accuracy.architecture.proportions import MIXERS, with_sizes
 from sim.accuracy.row import Row
 from sim.model.load import load_model
 from sim.model.readers.families import decoder
@@ -93,10 +93,10 @@ def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str,
         if shipped_model(row.model_name, row.params) or not (sized := with_sizes(row, assumed)):
             return _by_name(row, assumed, vocab_multiple)
         row = sized
-    if "mamba" in kind:
+    if re.search(MIXERS, kind):
         if shipped_model(row.model_name) and "hybrid" not in kind:
             return _by_name(row, assumed, vocab_multiple)
-        raise Refused(f"{row.model_name}: a hybrid needs its layer pattern, which the row does not give")
+        raise Refused(f"{row.model_name}: a hybrid needs its layer pattern, which the row does not give, and layers that are described")
     return _decoder(row, assumed, vocab_multiple)
 
 

@@ -18,16 +18,18 @@ _ASPECTS = ((0.6e9, 64), (3e9, 80), (300e9, 128), (math.inf, 192))
 the largest of Megatron-LM (Narayanan et al. 2021, table 1)."""
 _VOCAB = 50304
 _OTHERS = (
-    r"moe|expert|mamba|hybrid|jamba|proxy|\bcut|truncat|\d+x\d|\ba\d+(\.\d+)?b\b|deepseek|kimi|gpt[-_ ]?oss|grok|mixtral|dbrx|minimax|arctic|switch"
+    r"moe|expert|hybrid|proxy|\bcut|truncat|\d+x\d|\ba\d+(\.\d+)?b\b|deepseek|kimi|gpt[-_ ]?oss|grok|mixtral|dbrx|minimax|arctic|switch"
     r"|gshard|glam\b|llama-?4|glm-?[45]|nemotron-?3"
 )
 """Models whose parameters do not tell their layers, and parts of models."""
+MIXERS = r"[mzjb]amba|hymba|falcon-?h1|griffin|recurrent-?gemma|rwkv|\bevo\W?\d|hyena|retnet|xlstm"
+"""Decoders with other layers than attention, some or all."""
 
 
 def with_sizes(row: Row, assumed: list[str]) -> Row | None:
     """The row with layers and width; None where it states no parameters, or is no dense decoder."""
     params = row.params or size_of(row.model_name)
-    if not params or row.n_experts or re.search(_OTHERS, f"{row.model_type} {row.model_name}".lower()):
+    if not params or row.n_experts or re.search(f"{_OTHERS}|{MIXERS}", f"{row.model_type} {row.model_name}".lower()):
         return None
     vocab = row.vocab_size or _VOCAB
     layers = row.n_layers or (_layers(params, row.hidden, vocab) if row.hidden else _depth(params, vocab, row.pp or 1))

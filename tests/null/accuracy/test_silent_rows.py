@@ -129,6 +129,10 @@ def test_offloaded_optimizers_are_on_the_host() -> None:
 def test_hybrids_without_their_pattern_are_refused() -> None:
     with pytest.raises(Refused, match="a hybrid needs its layer pattern"):
         model_of(row(model_name="Nemotron-H 8B", model_type="mamba hybrid"), [])
+    for name in ("Zamba2-7B", "RWKV-4 7B", "Evo 2 40B", "StripedHyena-7B", "Falcon-H1-7B", "RecurrentGemma 9B", "Jamba 52B"):
+        for sizes in ({}, {"n_layers": None, "hidden": None, "n_heads": None}):
+            with pytest.raises(Refused, match=r"hybrid needs its layer|no model of that name"):
+                model_of(row(model_name=name, model_type="", **sizes), [])
 
 
 def test_experts_alone_have_no_dense_width() -> None:
