@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from sim.accuracy.architecture.adapters import adapters_of, trains_adapters
 from sim.accuracy.architecture.blanks import named, with_blanks
 from sim.accuracy.architecture.encoders import BERTS, SEQ2SEQ, bert, encoder_decoder, transformer_xl
 from sim.accuracy.architecture.mixtures import first_dense, latent, note_number, predictions, shared_width
@@ -22,7 +23,7 @@ from sim.accuracy.architecture.proportions import MIXERS, with_sizes
 from sim.accuracy.row import Row
 from sim.model.load import load_model
 from sim.model.readers.families import decoder
-from sim.model.specs.decoder import Decoder, Lora
+from sim.model.specs.decoder import Decoder
 from topologies.errors import Refused
 
 _FAMILIES: tuple[tuple[str, str], ...] = (
@@ -193,22 +194,9 @@ def _examples(spec: Decoder, row: Row, assumed: list[str]) -> Decoder:
     return msgspec.structs.replace(spec, packed=_SQUAD_EXAMPLE)
 
 
-def trains_adapters(row: Row) -> bool:
-    """LoRA, said of the task, the model ("Llama-2-70B LoRA") or the family; MLPerf trains Llama 2 70B so alone (training_rules: llama2_70b_lora)."""
-    if re.search(r"[dl]ora\b|\bpeft\b|adapter", f"{row.task} {row.model_name} {row.family}".lower()):
-        return True
-    return row.submitted and re.search(r"llama[-_ ]?2.*70b", row.model_name.lower()) is not None
-
-
 def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
     if trains_adapters(row):
-        if row.submitted:  # llama2_70b_lora of mlcommons/training: qkv_proj,o_proj, lora_r 16
-            assumed.append("LoRA of rank 16 on qkv and the output projection: MLPerf's rule")
-            lora = Lora(rank=16, targets=("qkv", "proj"))
-        else:  # finetune_performance_optimizations of NeMo's Llama recipes: peft.target_modules = ["linear_qkv"], dim 16
-            assumed.append("LoRA of rank 16 on linear_qkv: the performance setting of NeMo's Llama recipes")
-            lora = Lora(rank=16, targets=("qkv",))
-        spec = msgspec.structs.replace(spec, lora=lora)
+        spec = msgspec.structs.replace(spec, lora=adapters_of(row, assumed))
     tree: dict[str, Any] = msgspec.to_builtins(spec)
     return tree
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sim.accuracy.architecture.models import trains_adapters
+from sim.accuracy.architecture.adapters import trains_adapters
 from sim.accuracy.row import Row
 from sim.accuracy.rows.scripts import layout_of
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from sim.accuracy.architecture.models import model_of, trains_adapters
+from sim.accuracy.architecture.adapters import trains_adapters
+from sim.accuracy.architecture.models import model_of
 from sim.accuracy.architecture.names import with_widths
 from sim.accuracy.row import Row
 from sim.accuracy.rows.attention import attention_of

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from sim.accuracy.architecture.models import trains_adapters
+from sim.accuracy.architecture.adapters import trains_adapters
 from sim.accuracy.row import Row
 
 _ROUNDS = {

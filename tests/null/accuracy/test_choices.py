@@ -102,10 +102,27 @@ def test_no_step_waits_for_its_images() -> None:
         assert slow == pytest.approx(step_seconds(case.plan, case.topology)[0], rel=0.01)
 
 
-@pytest.mark.parametrize(("framework", "targets"), [("NeMo", ["qkv"]), ("NeMo (MLPerf)", ["qkv", "proj"])])
+EVERY = ["qkv", "proj", "up", "down"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "targets"),
+    [
+        ("NeMo", ["qkv"]), ("NeMo (MLPerf)", ["qkv", "proj"]), ("Megatron-Bridge", ["qkv"]), ("HF Trainer", ["qkv"]), ("axolotl", EVERY),
+        ("LLaMA-Factory", EVERY), ("Unsloth", EVERY), ("torchtune", EVERY),
+    ],
+)  # fmt: skip
 def test_adapters_are_where_the_recipe_has_them(framework: str, targets: list[str]) -> None:
     model = case_of(row(task="LoRA", framework=framework, sharding="", gpus=8)).plan.model
     assert isinstance(model, dict) and list(model["lora"]["targets"]) == targets
+
+
+@pytest.mark.parametrize(
+    ("notes", "rank", "targets"), [("rank 64", 64, ["qkv"]), ("r=32 on all linear layers", 32, EVERY), ("", 8, ["qkv"])]
+)
+def test_adapters_are_what_a_row_says_of_them(notes: str, rank: int, targets: list[str]) -> None:
+    model = case_of(row(task="LoRA", framework="PEFT", sharding="", gpus=8, notes=notes)).plan.model
+    assert isinstance(model, dict) and (model["lora"]["rank"], list(model["lora"]["targets"])) == (rank, targets)
 
 
 def test_longer_encoders_have_more_positions() -> None:

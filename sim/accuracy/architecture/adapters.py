@@ -1,0 +1,57 @@
+"""Which rows train low-rank adapters, and where: as the row says, as MLPerf rules, or as their library does unless told."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from sim.accuracy.row import Row
+from sim.model.specs.decoder import Lora
+
+_Targets = tuple[Literal["qkv", "proj", "up", "down"], ...]
+_ALL: _Targets = ("qkv", "proj", "up", "down")
+_LIBRARIES: tuple[tuple[str, str, Lora], ...] = (
+    # (pattern over framework and task, whose habit it is, the adapters); the first that matches counts
+    (
+        r"nemo|megatron|mlperf",
+        "the performance setting of NeMo's Llama recipes",
+        Lora(rank=16, targets=("qkv",)),
+    ),  # peft.target_modules, dim
+    (r"axolotl", "axolotl's examples", Lora(rank=32, targets=_ALL, dropout=0.05)),  # lora_target_linear
+    (r"llama-?factory", "LLaMA-Factory's defaults", Lora(rank=8, targets=_ALL, dropout=0.0)),  # lora_target: all
+    (r"unsloth", "Unsloth's notebooks", Lora(rank=16, targets=_ALL, dropout=0.0)),  # target_modules: all seven
+    (r"torch ?tune", "torchtune's recipes", Lora(rank=8, targets=_ALL, dropout=0.0)),  # lora_attn_modules, apply_lora_to_mlp
+    (r"qlora", "QLoRA's authors", Lora(rank=64, targets=_ALL, dropout=0.1)),  # Dettmers et al. 2023, appendix B
+    (
+        "",
+        "PEFT's defaults, of queries and values",
+        Lora(rank=8, targets=("qkv",), dropout=0.0),
+    ),  # LoraConfig; lit-gpt's lora.py has the same two
+)
+_EVERYWHERE = r"all[- ]linear|all (the )?linear|every linear|gate_proj|all modules"
+
+
+def trains_adapters(row: Row) -> bool:
+    """LoRA, said of the task, the model ("Llama-2-70B LoRA") or the family; MLPerf trains Llama 2 70B so alone (training_rules: llama2_70b_lora)."""
+    if re.search(r"[dl]ora\b|\bpeft\b|adapter", f"{row.task} {row.model_name} {row.family}".lower()):
+        return True
+    return row.submitted and re.search(r"llama[-_ ]?2.*70b", row.model_name.lower()) is not None
+
+
+def adapters_of(row: Row, assumed: list[str]) -> Lora:
+    """The adapters of a row that trains some."""
+    if row.submitted:  # llama2_70b_lora of mlcommons/training: qkv_proj,o_proj, lora_r 16
+        assumed.append("LoRA of rank 16 on qkv and the output projection: MLPerf's rule")
+        return Lora(rank=16, targets=("qkv", "proj"))
+    words = f"{row.framework} {row.task} {row.model_name}".lower()
+    whose, lora = next((whose, lora) for pattern, whose, lora in _LIBRARIES if re.search(pattern, words))
+    note = f"{row.notes} {row.arch_note} {row.task}".lower()
+    rank = re.search(r"\b(?:rank|r)\W{0,3}([1-9]\d*)\b", note)
+    everywhere = re.search(_EVERYWHERE, note)
+    if rank or everywhere:
+        size, targets = int(rank[1]) if rank else lora.rank, _ALL if everywhere else lora.targets
+        lora = Lora(rank=size, targets=targets, dropout=lora.dropout)
+    assumed.append(
+        f"LoRA of rank {lora.rank} on {', '.join(lora.targets)}: {whose}{', but for what the row says' * bool(rank or everywhere)}"
+    )
+    return lora
