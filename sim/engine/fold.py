@@ -36,8 +36,13 @@ class Places(NamedTuple):
     slowest: Callable[[int], tuple[tuple[int, int], ...]] | None = None
     """Where groups lie on their nodes otherwise than others: the larger, the longer a rank's take. One rank that stands for its stage is the one whose
     groups all others wait for."""
+    free: Callable[[Sequence[str], Sequence[int]], int] | None = None
+    """Bits of their numbers in which ranks of one role are equal though their places differ, where they meet along these axes and each of
+    these ranks stands for those in its place."""
 
 
+_PLACES = 16
+"""Places of an uneven node of which some may prove equal, at most."""
 Symmetry = Places | bool
 """True: all ranks of a stage sit alike; False: each is simulated."""
 
@@ -96,7 +101,7 @@ def _refine(mesh: Mesh, role_of: tuple[str, ...], along: tuple[str, ...], places
     shared = [places.shared(rank) if places else () for rank in range(world)]
     keys: list[object] = list(zip(role_of, mesh.places("pp"), kinds, strict=True))
     colours, count = _number(keys)
-    while count <= most:
+    while count <= most * (_PLACES if places and places.free else 1):
         parts: list[list[object]] = [[colour] for colour in colours]
         for axis in axes:
             for group in groups[axis]:
@@ -112,9 +117,17 @@ def _refine(mesh: Mesh, role_of: tuple[str, ...], along: tuple[str, ...], places
             parts[rank] += [mixes[name] for name in names]
         colours, now = _number([tuple(part) for part in parts])
         if now == count:
-            return _firsts(colours)
+            found = _firsts(colours)
+            return found if not places or not places.free else _merged(found, role_of, places.free(axes, sorted(set(found))), most)
         count = now
     return []
+
+
+def _merged(found: list[int], role_of: tuple[str, ...], free: int, most: int) -> list[int]:
+    """For each rank the one that stands for it where the `free` bits of their numbers tell none apart; nothing where these are more than `most`."""
+    if all(role == role_of[rank & ~free] for rank, role in enumerate(role_of)):
+        found = [found[rank & ~free] for rank in range(len(found))]
+    return found if len(set(found)) <= most else []
 
 
 def _met(axis: str, inside: list[int]) -> list[tuple[int, ...]]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from sim.engine.fold import Places
 from sim.mesh import Mesh
+from sim.setting.mirrored import mirrored
 from topologies.graph import Topology
 
 
@@ -42,6 +43,7 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
         kind,
         lambda rank: (f"n{topology.node(rank)}", *_links(topology, rank, far)),
         (lambda rank: _spread(mesh, topology, rank)) if cut else None,
+        (lambda along, ranks: mirrored(mesh, topology, along, ranks)) if uneven and not cut else None,
     )
 
 

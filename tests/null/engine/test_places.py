@@ -71,7 +71,8 @@ def test_ranks_in_the_same_place_of_another_node_are_equal() -> None:
     mesh = Mesh({"pp": 2, "dp_shard": 16})
     places = places_of(mesh, topology)
     assert places is not None and not places.alike
-    assert representatives(_by_stage(mesh), places) == [*range(8), *range(8), *range(16, 24), *range(16, 24)]
+    alone = places._replace(free=None)
+    assert representatives(_by_stage(mesh), alone) == [*range(8), *range(8), *range(16, 24), *range(16, 24)]
     assert places_of(Mesh({"pp": 2, "dp_shard": 4}), topology) is None, "one node"
 
 
@@ -109,11 +110,13 @@ def steps(on: str, split: dict[str, Any], more: dict[str, Any]) -> tuple[int, li
 @pytest.mark.parametrize(
     ("on", "split", "simulated"),
     [
-        ("2x aws-g5", {"pp": 2, "dp_shard": 8}, 16),
-        ("4x aws-g5", {"pp": 2, "dp_shard": 16}, 16),
-        ("4x aws-g5", {"tp": 2, "dp_shard": 4, "dp_replicate": 4}, 8),
-        ("2x h100-pcie-x8", {"pp": 2, "tp": 4, "dp_shard": 2}, 16),
-        ("2x h100-pcie-x8", {"dp_shard": 8, "dp_replicate": 2, "zero": 3}, 8),
+        ("2x aws-g5", {"pp": 2, "dp_shard": 8}, 4),
+        ("4x aws-g5", {"pp": 2, "dp_shard": 16}, 4),
+        ("4x aws-g5", {"tp": 2, "dp_shard": 4, "dp_replicate": 4}, 2),
+        ("2x aws-g6e", {"pp": 2, "tp": 4, "dp_shard": 2, "zero": 1}, 2),
+        ("2x h100-pcie-x8", {"pp": 2, "tp": 4, "dp_shard": 2}, 4),
+        ("2x l40s-x8", {"pp": 2, "tp": 8}, 4),
+        ("2x h100-pcie-x8", {"dp_shard": 8, "dp_replicate": 2, "zero": 3}, 2),
         ("2x dgx-h100", {"tp": 4, "dp_shard": 3}, 2),
         ("2x dgx-h100", {"tp": 4, "dp_shard": 4}, 1),
         ("2x gcp-a2", {"tp": 8, "dp_shard": 2, "zero": 1}, 2),
@@ -139,6 +142,16 @@ def test_one_rank_for_all_is_one_of_those_for_whom_the_others_wait(monkeypatch: 
     simulated, (folded, whole, _) = steps("4x gb200-nvl72", {"dp_shard": 64, "dp_replicate": 4, "zero": 3}, {"model": model})
     assert simulated == 1
     assert folded == pytest.approx(whole, rel=1e-3)
+
+
+def test_places_are_told_apart_where_a_rank_of_one_is_slow() -> None:
+    """Four slots of each socket mirror each other, but with a slow rank in one of them."""
+    mesh = Mesh({"dp_shard": 2, "tp": 8})
+    places = places_of(mesh, load_topology("2x aws-g5"))
+    program = _by_stage(mesh, ("dp", "tp"))
+    slow = Program("", "cuda", mesh, program.segments, {**program.roles, "slow": Role({})}, ("slow", *program.role_of[1:]), 1)
+    assert places is not None
+    assert [len(set(representatives(one, places))) for one in (program, slow)] == [2, 16]
 
 
 MOE: dict[str, Any] = {"model": {"base": "olmoe-1b-7b", "layers": 2}, "seq_len": 256}
