@@ -79,7 +79,8 @@ def _counts(network: Network, chunks: tuple[Blocks, ...], optimizer: str) -> dic
                     (part.expert, part.frozen), times * part.params, times * states(optimizer, part.params, part.in_matrices, part.factored)
                 )
     if reader(network, chunks) not in ("", *network.tied[:1]):
-        embedding = dict(network.blocks)[network.tied[0]].parts[0]
+        # Not the first part of its block where pictures come before the text.
+        embedding = next(part for part in dict(network.blocks)[network.tied[0]].parts if part.cls == "embedding")
         add((False, embedding.frozen), embedding.tensors[0], states(optimizer, embedding.tensors[0], 0))
     return found
 

@@ -103,6 +103,15 @@ def test_a_v_shaped_pipeline_has_one_tied_table() -> None:
     assert sum(ends["interleaved"]) - sum(ends["dualpipe"]) == table
 
 
+def test_two_stages_hold_a_tied_table_twice_that_is_not_the_first_part_of_its_block() -> None:
+    """The projector of Qwen2.5-VL stands before it."""
+    totals = []
+    for stages in (1, 2):
+        setting = bind({"model": "qwen2.5-vl-3b", "seq_len": 1024, "batch": {"global": 8}, "parallel": {"pp": stages}}, "dgx-h100")
+        totals.append(sum(r.parameters for r in memory_of_stages(setting.plan, setting.network, setting.framework)))
+    assert totals[1] - totals[0] == 151936 * 2048 * 2
+
+
 @pytest.mark.parametrize(
     ("framework", "buckets"),
     [
