@@ -35,9 +35,9 @@ def clear(job: Job, share: Share) -> list[Op]:
 
 
 def update(job: Job, share: Share) -> list[Op]:
-    """unscale -> clip -> step, as one recipe."""
+    """unscale -> clip -> step, as one recipe. A rank of the pipeline that trains nothing is asked for its part of the norm all the same."""
     if not share.elements:
-        return []
+        return _sums(job, share) if job.framework.optimizer.clip else []
     ops = unscale(job, share) + clip(job, share)
     if job.plan.host_optimizer:
         return ops + offloaded(job, share)
@@ -72,6 +72,14 @@ def clip(job: Job, share: Share) -> list[Op]:
             compute(job, "optimizer/clip", scale, CLS),
         ]
     ops = [compute(job, "optimizer/norm", (over_all(job, share, "norm", g, 0.0, dtype, 1),), CLS)]
+    ops += _sums(job, share)
+    if job.flat_gradients or job.framework.optimizer.reads_norm:
+        ops += read_back(job, "optimizer/norm.read", CLS)
+    return [*ops, compute(job, "optimizer/clip", (over_all(job, share, "scale_", g, g, dtype, 1),), CLS)]
+
+
+def _sums(job: Job, share: Share) -> list[Op]:
+    """The norm over all ranks that hold other parameters."""
     axes = [*(["fsdp"] if job.zero else []), "tp", "pp"]
     if job.size("ep") > 1 and not job.zero and job.network.has_experts:
         axes.append("ep")
@@ -80,10 +88,9 @@ def clip(job: Job, share: Share) -> list[Op]:
         for axis in axes
         if job.size(axis) > 1
     }
-    ops += [collective(job, f"optimizer/norm.{axis}", COMPUTE, "all_reduce", size, axis, "comm.norm") for axis, size in sizes.items()]
-    if job.flat_gradients or job.framework.optimizer.reads_norm:
-        ops += read_back(job, "optimizer/norm.read", CLS)
-    return [*ops, compute(job, "optimizer/clip", (over_all(job, share, "scale_", g, g, dtype, 1),), CLS)]
+    return [
+        collective(job, f"optimizer/norm.{axis}", COMPUTE, "all_reduce", size, axis, "comm.norm") for axis, size in sizes.items() if size
+    ]
 
 
 def step(job: Job, share: Share) -> list[Op]:

@@ -167,6 +167,10 @@ def test_pipelines_cut_between_layers_but_leave_no_stage_without_training() -> N
         stages(FROZEN, {"pp": 2})
     moved = setting(FROZEN, {"pp": 2, "stages": [6, 2]}, batch={"global": 4, "micro": 1})
     assert predict_setting(moved).step_time_s > 0.0
+    last = setting(
+        {**SMALL, "frozen": ["tower", "decoder"]}, {"pp": 2, "stages": [6, 2]}, batch={"global": 4, "micro": 1}, optimizer={"clip": True}
+    )
+    assert predict_setting(last).step_time_s > 0.0, "the last stage trains nothing, and is asked for its part of the norm"
     assert stages(FROZEN, {"pp": 2}, task="forward")
 
 
