@@ -9,13 +9,11 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from executor.kernels.bodies import dtype_of
-from sim.plan import Plan
 
 
-def reduced_in(plan: Plan, model: DistributedDataParallel) -> DistributedDataParallel:
-    """The model with gradients that travel in `comm.reduce_dtype`, where they are of another dtype."""
-    dtype = plan.comm.reduce_dtype
-    if dtype is None or all(parameter.dtype == dtype_of(dtype) for parameter in model.parameters()):
+def reduced_in(dtype: str, model: DistributedDataParallel) -> DistributedDataParallel:
+    """The model with gradients that travel in `dtype`, where they are of another one."""
+    if all(parameter.dtype == dtype_of(dtype) for parameter in model.parameters()):
         return model
     hook = default_hooks.fp16_compress_hook if dtype == "fp16" else bf16
     model.register_comm_hook(model.process_group, hook)

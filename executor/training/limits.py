@@ -127,8 +127,14 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             f'framework = "{plan.framework_name}" casts under autocast, which stock training does not do with FSDP2. {PLAY}',
         ),
         (
+            # torchtitan, Megatron, DeepSpeed: their optimizer's copy. With autocast the parameters themselves are that wide.
+            habits.precision.master and not habits.precision.autocast and level == 0 and not sharded_alone(plan),
+            f'framework = "{plan.framework_name}" updates fp32 copies of {plan.precision} parameters, which stock training does with FSDP2. Use '
+            f'zero = 3, on one rank or with dp_shard, or framework = "pytorch", or: {PLAY}',
+        ),
+        (
             _widens(plan) and level == 0 and plan.data_ranks > 1,
-            f'comm.reduce_dtype = "{plan.comm.reduce_dtype}": DDP\'s hooks make gradients narrower, not wider. Use zero = 2 or 3, whose '
+            f'comm.reduce_dtype = "{habits.precision.reduce_dtype}": DDP\'s hooks make gradients narrower, not wider. Use zero = 2 or 3, whose '
             f"MixedPrecisionPolicy does, or: {PLAY}",
         ),
         (p.tp > 1 and isinstance(spec, Mlp), "tensor parallelism of an MLP: use tp = 1"),
@@ -162,8 +168,8 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
 
 def _widens(plan: Plan) -> bool:
     """Do gradients travel in more bytes than they are made in?"""
-    dtype = plan.comm.reduce_dtype
-    return dtype is not None and plan.update.mode == "sync" and BYTES[dtype] > BYTES[framework_of(plan).precision.param_dtype]
+    how = framework_of(plan).precision
+    return plan.update.mode == "sync" and BYTES[how.reduce_dtype] > BYTES[how.param_dtype]
 
 
 def _of_the_data(plan: Plan) -> Refusals:

@@ -85,7 +85,7 @@ def parallelize(
         raise Refused("stock training does not do zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or --how play")
     if p.tp > 1:
         raise Refused("stock training does not do DDP around tensor parallelism. Use dp_shard with zero = 3, or --how play")
-    return reduced_in(plan, replicate(model, plan, world, mesh, habits.data_parallel.broadcasts_buffers))
+    return reduced_in(habits.precision.reduce_dtype, replicate(model, plan, world, mesh, habits.data_parallel.broadcasts_buffers))
 
 
 def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh, statistics: bool) -> DistributedDataParallel:
@@ -124,8 +124,8 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
     In a pipeline parameters stay from the first forward of a step to its last backward (torchtitan's default)."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    dtype = plan.comm.reduce_dtype
-    policy = MixedPrecisionPolicy(reduce_dtype=dtype_of(dtype) if dtype else None)
+    how = habits.precision
+    policy = MixedPrecisionPolicy(param_dtype=dtype_of(how.param_dtype), reduce_dtype=dtype_of(how.reduce_dtype))
     over = mesh["dp_replicate", "dp_shard"] if plan.parallel.dp_replicate > 1 else mesh["dp_shard"]
     again = zero == 3 and plan.parallel.reshard_after_forward and plan.parallel.pp == 1
     names = [name for name, _ in model.named_children()]

@@ -55,6 +55,9 @@ class Trainer:
             model = model_for(self.spec, self.habits, self.seq, plan.parallel.tp)
         self.format = memory_format(self.spec, self.habits, world.kind)
         self.inner = model.to(dtype_of(self.habits.precision.param_dtype), memory_format=self.format)  # type: ignore[call-overload]
+        if self.habits.precision.master:  # as the optimizer reads them: FSDP2 casts what it gathers, but no buffers
+            for parameter in model.parameters():
+                parameter.data = parameter.data.float()
         self.mixed = Mixed(plan, self.habits, world.kind)
         self.mesh = device_mesh(plan, world) if world.size > 1 or sharded_alone(plan) else None
         experts = expert_mesh(plan, world)

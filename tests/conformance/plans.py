@@ -90,6 +90,7 @@ FSDP = [
     plan(NEXT, dp_shard=2, zero=2),
     *(plan(LLAMA, 2, dp_shard=4, zero=zero, comm={"reduce_dtype": dtype}) for zero, dtype in ((2, "bf16"), (3, "fp16"))),
     plan(LLAMA, dp_shard=2, zero=3, precision="bf16", comm={"reduce_dtype": "fp32"}),
+    *(plan(model, 2, dp_shard=2, zero=3, precision="bf16", framework="torchtitan") for model in (LLAMA, RESNET)),
 ]
 HSDP = [
     *(plan(model, micros, dp_replicate=2, dp_shard=shards, zero=3) for model in (LLAMA, MLP) for shards, micros in ((2, 1), (4, 2))),

@@ -279,6 +279,7 @@ def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
         ({"parallel": {"pp": 2}, "batch": {"micro": 2, "global": 2}}, "1f1b.* at least 2 micro-batches, and a step has 1"),
         ({"parallel": {"pp": 2, "schedule": "dualpipe"}, "batch": {"micro": 2, "global": 6}}, "at least 4 micro-batches, and a step has 3"),
         ({"parallel": {"dp_replicate": 2}, "precision": "bf16", "comm": {"reduce_dtype": "fp32"}}, "narrower, not wider"),
+        ({"parallel": {"dp_replicate": 2}, "precision": "bf16", "framework": "torchtitan"}, "updates fp32 copies of bf16 parameters"),
         ({"parallel": {"cp": 2}}, "context_parallel replaces CUDA's attention"),
         ({"parallel": {}, "framework": "internevo"}, "gate and up apart"),
     ],
