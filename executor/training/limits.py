@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.framework.chosen import framework_of, sharding_of
+from sim.framework.framework import Framework
 from sim.model.specs.decoder import Decoder, Moe
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Vit
@@ -121,6 +122,19 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             f"ep = {p.ep} does not divide dp_shard = {p.dp_shard}: FSDP2 shards experts inside dp_shard. Use a smaller ep or a larger dp_shard",
         ),
         (level == 1, f"zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or: {PLAY}"),
+        (
+            level == 2,
+            f'framework = "{plan.framework_name}" with zero = 2 reduces buckets, and PyTorch\'s FSDP2 layers. Use zero = 3, or framework = "pytorch", '
+            f"or: {PLAY}",
+        ),
+        (
+            p.tp > 1 and habits.tensor_parallel.style != "dtensor",
+            f'framework = "{plan.framework_name}" splits linears in another way than PyTorch\'s DTensor. Use framework = "pytorch", or: {PLAY}',
+        ),
+        (
+            level == 0 and plan.data_ranks > 1 and plan.update.mode == "sync" and _sums_otherwise(habits),
+            f'framework = "{plan.framework_name}" sums gradients in other messages than PyTorch\'s DDP. Use framework = "pytorch", or: {PLAY}',
+        ),
         (p.tp > 1 and plan.data_ranks > 1 and level == 0, "DDP around tensor parallelism: use dp_shard with zero = 3"),
         (
             habits.precision.autocast and level > 0,
@@ -164,6 +178,12 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
         ),
         (p.pp > 1 and getattr(spec, "tied", False), f"an embedding tied across pipeline stages. {PLAY}"),
     )
+
+
+def _sums_otherwise(habits: Framework) -> bool:
+    """Not in the buckets that DDP cuts, or not beside backward: into buffers of the framework's own, at its end, or on a thread's turn."""
+    how = habits.data_parallel
+    return habits.linears.accumulates or how.bucket > 0 or how.cycle > 0.0 or not how.overlap_grad
 
 
 def _widens(plan: Plan) -> bool:
