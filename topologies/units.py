@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 from topologies.errors import UnitError
 
@@ -41,13 +42,21 @@ def _read(text: object, table: dict[str, float] | dict[str, int], noun: str, whe
     if unit is None:
         raise UnitError(f'a {noun} needs a unit{place}: got \'{number}\'. Write "{number} {first}" or "{number} {second}"')
     if unit not in table:
-        folded = [name for name in table if name.lower() == unit.lower()]
-        hint = f" Did you mean {' or '.join(folded)}?" if folded else ""
+        near = _near(unit, table)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise UnitError(f"unknown unit '{unit[:20]}' for a {noun}{place}.{hint} Allowed: {', '.join(table)}")
     value = float(number) * table[unit]
     if not math.isfinite(value) or value < 0:
         raise UnitError(f"a {noun} must be finite and not negative{place}: got {text!r}")
     return value
+
+
+def _near(unit: str, table: Iterable[str]) -> list[str]:
+    """Units that are written alike: Gbit/s for Gb/s and Gbps, where a small b is a bit, as networks are sold; else whatever the letters' size."""
+    said = unit.replace("ps", "/s")
+    short = {name: name.replace("bit", "b") for name in table}
+    alike = [name for name, letters in short.items() if letters.lower() == said.lower()]
+    return [name for name in alike if short[name] == said] or alike
 
 
 def size(text: object, where: str = "") -> int:

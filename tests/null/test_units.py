@@ -52,9 +52,13 @@ def test_a_bare_number_shows_the_likely_readings() -> None:
         units.size(25)
 
 
-def test_a_wrong_case_is_offered() -> None:
-    with pytest.raises(UnitError, match="Did you mean GB/s"):
-        units.rate("450 gb/s")
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("450 gb/s", "GB/s or Gbit/s"), ("400 Gb/s", "Gbit/s"), ("400 Gbps", "Gbit/s"), ("50 GBps", "GB/s"), ("50 gib/s", "GiB/s")],
+)
+def test_a_unit_written_otherwise_is_offered_and_a_bit_is_no_byte(text: str, meant: str) -> None:
+    with pytest.raises(UnitError, match=rf"Did you mean {meant}\?"):
+        units.rate(text)
 
 
 @given(st.integers(0, 2**50))
