@@ -8,8 +8,9 @@ import msgspec
 
 from sim.cost.collective.cables import cables, crossing, flows, nodes_of, spread
 from sim.cost.collective.rings import ring_rate
+from topologies.errors import Refused
 from topologies.graph import Topology
-from topologies.hardware import Gpu
+from topologies.hardware import Cpu, Gpu
 from topologies.path import Path
 
 _LINKED = ("NVL", "NVB")
@@ -73,8 +74,10 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     """
     nodes = nodes_of(topology, ranks)
     kinds = _kinds(topology, nodes)
+    devices = [topology.device(kind[0]) for kind in kinds]
+    _one_maker(topology, devices)
     inside, (near, intra) = min(((kind, _neighbour(topology, kind)) for kind in kinds), key=_pace)
-    chip = min((topology.device(kind[0]) for kind in kinds), key=lambda device: device.clock)
+    chip = min(devices, key=lambda device: device.clock)
     far = _far(topology, nodes, kinds)
     pairs = _pairs(topology, inside) if near and not _switched(topology, inside) else ()
     wires = [[nic.name.lower() for nic in topology.nics(kind[0])] for kind in kinds]
@@ -108,6 +111,16 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         amd=any("epyc" in topology.host(topology.node(kind[0])).name.lower() for kind in kinds),
         staged=any(topology.path(kind[0], other).staged for kind in kinds for other in kind[1:]),
     )
+
+
+def _one_maker(topology: Topology, devices: list[Gpu | Cpu]) -> None:
+    """Raises `Refused` for a communicator of GPUs of both makers: NCCL runs on NVIDIA's alone, RCCL on AMD's."""
+    amd = {device.name: device.arch.startswith("gfx") for device in devices if isinstance(device, Gpu)}
+    if len(set(amd.values())) > 1:
+        raise Refused(
+            f"{topology.name}: {' and '.join(amd)} cannot be in one group of ranks: NCCL joins NVIDIA's GPUs, RCCL AMD's, and neither the "
+            "other's. Predict the plan on either kind of machine by itself"
+        )
 
 
 def _kinds(topology: Topology, nodes: dict[int, list[int]]) -> list[list[int]]:

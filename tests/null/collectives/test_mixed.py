@@ -8,6 +8,7 @@ import pytest
 
 from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.collective.nccl import best
+from topologies.errors import Refused
 from topologies.load import load_topology
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -106,3 +107,10 @@ def test_gpus_reach_the_whole_rate_of_their_nics(name: str) -> None:
     size = topology.ranks_on(0)
     rates = {nic: one.rate for rank in range(size) if (use := topology.nic_of(rank)) for nic, one in zip(use.names, use.nics, strict=True)}
     assert group_shape(topology, tuple(range(2 * size))).inter == pytest.approx(sum(rates.values()))
+
+
+def test_gpus_of_two_makers_are_in_no_group_together() -> None:
+    with pytest.raises(Refused, match=r"h100-sxm and mi300x cannot be in one group of ranks: NCCL .* by itself"):
+        whole("dgx-h100 + mi300x-x8")
+    beside = load_topology("dgx-h100 + mi300x-x8")
+    assert group_shape(beside, tuple(range(8, 16))).ranks == 8
