@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from executor.needs import needs_torch
+from topologies.errors import BadInput
 
 try:
     import torch
@@ -57,12 +58,16 @@ def op_name(module: str) -> str:
 def marked(model: nn.Module, name: Callable[[str], str] = op_name) -> Iterator[None]:
     """While open, forward and backward of each named module run inside a range with the op's id.
 
-    name: from a module's dotted name to StepTwin's (`L3.attn.qkv`), "" to leave it unmarked.
+    name: from a module's dotted name to StepTwin's (`L3.attn.qkv`), "" to leave it unmarked. Raises `BadInput` where it leaves all so.
     """
-    handles: list[RemovableHandle] = []
-    for module_name, module in model.named_modules():
-        if op := name(module_name):
-            handles += _hooks(module, op)
+    ops = [(module, op) for module_name, module in model.named_modules() if (op := name(module_name))]
+    if not ops:
+        deep = max((module_name for module_name, _ in model.named_modules()), key=lambda one: (one.count("."), len(one)))
+        raise BadInput(
+            f"marked: no module of {type(model).__name__} has a name that is known for a part of a decoder ({deep!r} has none): give name=, a "
+            'function from a module\'s dotted name to the op\'s in `steptwin predict --out` (program.txt), such as "L3.attn.qkv", or to ""'
+        )
+    handles = [handle for module, op in ops for handle in _hooks(module, op)]
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """Reads Kineto's Chrome JSON: StepTwin's own traces, and those of anybody's torch.profiler.
 
-Kernels and copies become spans on one lane per stream, with a class by the kernel's name. StepTwin's own traces keep
+Kernels and copies become spans on one lane per stream, with a class by the kernel's name; where there was no device, operators on one lane
+per thread (`operators`). StepTwin's own traces keep
 their ids, launches, waits, memory and which step is reported; of others, kernels that were launched inside a range `op:...` take
 its name (`marks`). Only the given fields are read, sizes are bounded, and nothing is executed.
 """
@@ -19,6 +20,7 @@ import msgspec
 
 from sim.imported.marks import Marks, Range, op_of
 from sim.imported.names import copy_class, kernel_class, kind_of
+from sim.imported.operators import operators
 from sim.imported.steps import Mark, Steps
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
@@ -78,7 +80,7 @@ def read_trace(path: Path, origin: str = "imported") -> Trace:
     except (ValueError, TypeError, OverflowError) as error:
         raise BadInput(f"trace {path} has an event whose arguments make no sense ({error}): was it edited by hand?") from None
     if not spans:
-        raise BadInput(f"trace {path} holds no kernel and no StepTwin op: record with ProfilerActivity.CUDA (or CPU ops with ids)")
+        raise BadInput(f"trace {path} holds no kernel and no operator: record whole steps with torch.profiler.profile()")
     own = file.steptwin or _Own()
     steps = len({span.step for span in spans})
     if file.steptwin is not None:
@@ -130,8 +132,12 @@ def _spans(file: _File) -> list[Span]:
         raise ValueError(f"{backwards.name[:60]!r} ends before it starts")
     names = {(e.pid, e.tid): str(e.args.get("name", "")) for e in file.traceEvents if e.ph == "M" and e.name == "thread_name"}
     chosen = [e for e in events if e.cat in _DEVICE or (e.cat == "cpu_op" and "op_id" in e.args)]
+    if not chosen and file.steptwin is None:
+        chosen = [
+            msgspec.structs.replace(e, args={"correlation": -number, "class": cls}) for number, (e, cls) in enumerate(operators(events), 1)
+        ]
     zero = 0.0 if file.steptwin is not None else min((e.ts for e in chosen), default=0.0)
-    steps, marks = _Steps(events), _marks(events)
+    steps, marks = _Steps(events), _marks(events, chosen)
     spans = (_span(e, zero, file.distributedInfo.rank, names, steps, marks) for e in sorted(chosen, key=lambda e: e.ts))
     return [span for span in spans if span is not None]
 
@@ -157,9 +163,11 @@ class _Steps:
         return self._device.after(at) if launched is None else self._host.after(launched)
 
 
-def _marks(events: list[_Event]) -> Marks:
+def _marks(events: list[_Event], chosen: list[_Event]) -> Marks:
+    """Ranges, and what launched each span; an operator of a CPU is launched where it runs."""
     ranges = (((e.pid, e.tid), Range(e.ts, e.ts + e.dur, op)) for e in events if (op := op_of(e.name)))
-    launches = ((int(e.args["correlation"]), (e.pid, e.tid), e.ts) for e in events if e.cat in _RUNTIME and "correlation" in e.args)
+    calls = [*(e for e in events if e.cat in _RUNTIME), *(e for e in chosen if e.cat not in _DEVICE)]
+    launches = ((int(e.args["correlation"]), (e.pid, e.tid), e.ts) for e in calls if "correlation" in e.args)
     return Marks(ranges, launches)
 
 

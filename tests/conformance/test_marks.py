@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from executor.marks import marked, op_name
+from sim.imported.kineto import read_trace
+from topologies.errors import BadInput
 
 
 class _Layer(nn.Module):
@@ -62,3 +65,28 @@ def test_a_range_ends_where_checkpointing_breaks_a_layer_off(tmp_path: Path) -> 
     found = json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]
     begins, ends = ({one["name"]: one["ts"] + share * one["dur"] for one in found if one["ph"] == "X"} for share in (0, 1))
     assert ends["op:bwd/L0.mlp.down"] <= begins["later"], "it is run again inside of its backward, whose range took the end of the other"
+
+
+def test_a_loop_on_a_cpu_is_read_by_classes_and_marked_ops(tmp_path: Path) -> None:
+    model = nn.Sequential()
+    model.add_module("h", nn.ModuleList([_Layer()]))
+    layer, update = model.h[0], torch.optim.AdamW(model.parameters())
+    with profile(activities=[ProfilerActivity.CPU]) as session, marked(model):
+        for number in range(2):
+            with torch.profiler.record_function(f"step {number}"):
+                layer(torch.ones(2, 8, requires_grad=True)).sum().backward()
+                update.step()
+    session.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace = read_trace(tmp_path / "trace.json")
+    assert trace.steps == 2
+    classes = {(span.id, span.cls) for span in trace.spans if span.step == 1}
+    assert {("fwd/L0.mlp.up", "gemm"), ("bwd/L0.mlp.up", "gemm"), ("fwd/L0.norm1", "norm"), ("bwd/L0.norm1", "norm")} <= classes
+    assert "optimizer" in {cls for _, cls in classes}
+
+
+def test_a_model_in_which_nothing_has_a_known_name_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(BadInput, match=r"no module of Sequential has a name that is known .*'0' has none.*: give name="), marked(model):
+        pass
+    with marked(model, lambda module: "L0.mlp.up" if module else ""):
+        assert model[0]._forward_pre_hooks

@@ -228,3 +228,34 @@ def test_times_that_are_none_are_refused(tmp_path: Path, dur: str) -> None:
     file.write_bytes(_WHOLE.replace(b'"dur": 2.0', f'"dur": {dur}'.encode()))
     with pytest.raises(BadInput, match=r"t\.json"):
         read_trace(file)
+
+
+def _called(name: str, ts: float, dur: float, tid: int = 7, cat: str = "cpu_op") -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": {"External id": 3}}
+
+
+def test_a_trace_of_a_cpu_has_the_outermost_operators(tmp_path: Path) -> None:
+    step = [
+        ("op:fwd/L0.mlp.up", 0, 30, "user_annotation"),
+        ("aten::linear", 1, 20, "cpu_op"),
+        ("aten::addmm", 2, 15, "cpu_op"),  # what linear calls
+        ("aten::gelu", 31, 5, "cpu_op"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", 40, 20, "cpu_op"),  # runs no kernel of its own
+        ("aten::mm", 41, 10, "cpu_op"),
+        ("Optimizer.step#AdamW.step", 70, 20, "user_annotation"),
+        ("aten::mul_", 72, 5, "cpu_op"),
+    ]
+    events = [_called(f"step {n}", 100 * n, 95, cat="user_annotation") for n in range(2)]
+    events += [_called(name, 100 * n + ts, dur, cat=cat) for n in range(2) for name, ts, dur, cat in step]
+    events += [_called("gloo:all_reduce", 100 * n + 45, 9, tid=8) for n in range(2)]
+    (tmp_path / "cpu.json").write_text(json.dumps({"traceEvents": events}))
+    trace = read_trace(tmp_path / "cpu.json")
+    assert trace.steps == 2
+    found = [(s.id, s.cls, s.kind, round(s.seconds * 1e6)) for s in trace.spans if s.step == 1]
+    assert found == [
+        ("fwd/L0.mlp.up", "gemm", "compute", 20),
+        ("aten::gelu", "elementwise", "compute", 5),
+        ("aten::mm", "gemm", "compute", 10),
+        ("gloo:all_reduce", "comm", "collective", 9),
+        ("aten::mul_", "optimizer", "compute", 5),
+    ]
