@@ -84,14 +84,13 @@ def _tables(spec: Dlrm, share: Share) -> list[Part]:
 
 
 def _mlp(share: Share, name: str, widths: tuple[int, ...], *, ends: bool) -> list[Part]:
-    """Linears with ReLU after each of them; `ends`: after the last too. What a ReLU keeps is its result, which the next linear keeps anyway."""
+    """Linears with ReLU after each of them; `ends`: after the last too."""
     parts: list[Part] = []
     for at, (k, n) in enumerate(pairwise(widths)):
         parts.append(linear(share, f"{name}{at}", k, n, rows=share.micro, bias=True, low=False))
         last = at == len(widths) - 2
         if ends or not last:
-            relu = activation(share, f"{name}{at}.relu", share.micro, n, "relu")
-            parts.append(relu if last else replace(relu, saved=0))
+            parts.append(activation(share, f"{name}{at}.relu", share.micro, n, "relu", reread=not last))
     return parts
 
 

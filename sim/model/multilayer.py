@@ -36,7 +36,7 @@ def blocks_of(spec: Mlp, shape: Shape, framework: Framework) -> tuple[tuple[str,
 def _layer(spec: Mlp, share: Share, k: int, n: int, last: bool) -> Block:
     parts: list[Part] = [linear(share, "linear", k, n, bias=spec.bias)]
     if not last:
-        parts.append(activation(share, "act", share.rows, n, spec.activation))
+        parts.append(activation(share, "act", share.rows, n, spec.activation, reread=not share.fp8))
     return Block(kind="layer", parts=tuple(parts), saved_input=share.rows * k * share.e)
 
 

@@ -19,6 +19,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "one norm for both branches": {"base": "falcon-7b", **SMALL, "head_dim": 32},
     "a norm for each": {"base": "pythia-160m", **SMALL, "kv_heads": 2},
     "nothing rotated": {"base": "gpt2-124m", **SMALL, "dropout": 0.0},
+    "relu's result, which the next linear reads": {"base": "opt-125m", **SMALL, "dropout": 0.0},
 }
 
 

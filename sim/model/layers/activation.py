@@ -14,11 +14,14 @@ _ACTIVATION_FLOPS = {"relu": (1.0, 2.0), "relu2": (1.0, 2.0), "silu": (5.0, 10.0
 GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
 
 
-def activation(share: Share, name: str, rows: int, width: int, kind: str, *, recompute: bool = False, halves: bool = False) -> Part:
+def activation(
+    share: Share, name: str, rows: int, width: int, kind: str, *, recompute: bool = False, halves: bool = False, reread: bool = False
+) -> Part:
     """The non-linearity between an MLP's linears, on `width` columns of its output.
 
-    Gated kinds read two inputs of `width`. Unfused, silu keeps its input and the product keeps both factors; `halves`: the inputs are
-    halves of one result, whose gradients a copy joins.
+    Gated kinds read two inputs of `width`. Unfused, silu keeps its input and the product keeps both factors; relu keeps its result, and so
+    nothing of its own where what comes after it keeps that (`reread`). `halves`: the inputs are halves of one result, whose gradients a copy
+    joins.
     """
     e, n = share.e, rows * width
     fused = share.framework.elementwise.fused_activation or share.framework.compile
@@ -45,7 +48,7 @@ def activation(share: Share, name: str, rows: int, width: int, kind: str, *, rec
         backward = (elementwise("activation", share, n, 2 * e, e, back),) * (2 if twice else 1)
         if twice:  # pow's backward: gradient x (2 x x^1)
             backward = (elementwise("copy", share, n, e, e), elementwise("scale", share, n, e, e), *backward)
-        kept = n * e
+        kept = 0 if reread and kind == "relu" else n * e
     return Part(name=name, forward=forward, backward=backward, cls="activation", saved=kept, recompute=recompute)
 
 

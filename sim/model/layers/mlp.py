@@ -24,7 +24,10 @@ def mlp(
         share, f"{prefix}.up", hidden, widths, bias=bias, seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, stream=True,
         normed=prefix == "mlp", fused_bias=joined, fused_grad=joined, saved_rows=share.srows, frozen=frozen, modules=2,
     )  # fmt: skip
-    act = activation(share, f"{prefix}.act", share.rows, inner, kind, halves=fused and share.framework.linears.joins_gradients)
+    act = activation(
+        share, f"{prefix}.act", share.rows, inner, kind, halves=fused and share.framework.linears.joins_gradients,
+        reread=not (share.fp8 or frozen),
+    )  # fmt: skip
     down = linear(
         share, f"{prefix}.down", inner, hidden, bias=bias, seam="tp.reduce" if seam_bytes else "", seam_bytes=seam_bytes,
         fused_input=joined, frozen=frozen,
