@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import math
 
+from msgspec.structs import replace
+
 from sim.framework.framework import Framework
 from sim.model.check import data_parallel_only
-from sim.model.layers.elementwise import elementwise, residual, transpose
+from sim.model.layers.elementwise import dropout_kernels, elementwise, residual, transpose
 from sim.model.layers.linear import linear, weight_casts
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import norm
@@ -93,10 +95,20 @@ def _layer(spec: TransformerXl, share: Share) -> list[Part]:
         linear(share, "attn.proj", inner, h, low=False),
         residual(share, "attn.residual", share.rows, h, dropout=drops),
         norm(share, "norm1", share.rows, h, "layernorm"),
-        *mlp(share, h, spec.ffn, "relu", bias=True),
+        *_fed(spec, share),
         residual(share, "mlp.residual", share.rows, h, dropout=drops),
         norm(share, "norm2", share.rows, h, "layernorm"),
     ]
+
+
+def _fed(spec: TransformerXl, share: Share) -> list[Part]:
+    """Linear, ReLU, dropout, linear (PositionwiseFF in mem_transformer.py): what dropout leaves is a tensor of its own, beside relu's result."""
+    up, act, down = mlp(share, spec.hidden, spec.ffn, "relu", bias=True)
+    if spec.dropout > 0:
+        n = share.rows * spec.ffn
+        drop, undrop = dropout_kernels(share, n, share.e)
+        act = replace(act, forward=(*act.forward, *drop), backward=(*undrop, *act.backward), saved=n * (share.e + 1), modules=2)
+    return [up, act, down]
 
 
 def _core(spec: TransformerXl, share: Share, inner: int, keys: int) -> Part:

@@ -137,6 +137,14 @@ def test_kernels_over_the_scores_of_transformer_xl() -> None:
     assert core.views and part(xl(), "L0", "attn.qkv").views == 0
 
 
+def test_transformer_xl_drops_what_relu_leaves() -> None:
+    n = 2 * 192 * 2048
+    act, quiet = part(xl(), "L0", "mlp.act"), part(xl(dropout=0.0), "L0", "mlp.act")
+    assert [w.what for w in act.forward if isinstance(w, MemoryBound)] == ["activation", "dropout"]
+    assert [w.what for w in act.backward if isinstance(w, MemoryBound)] == ["dropout", "activation"]
+    assert (act.saved, quiet.saved) == (5 * n, 0)
+
+
 def test_picking_rows_of_the_adaptive_softmax_costs_gradients_as_large_as_all_scores() -> None:
     picked = part(xl(), "head", "head.picked")
     whole = 4 * 2 * 192 * (19997 + 3)
