@@ -18,6 +18,8 @@ SMALL = {"layers": 2, "hidden": 128, "heads": 4, "vocab": 500, "ffn": 512}
 LAYERS: dict[str, dict[str, Any]] = {
     "one norm for both branches": {"base": "falcon-7b", **SMALL, "head_dim": 32},
     "a norm for each": {"base": "pythia-160m", **SMALL, "kv_heads": 2},
+    "a norm for each, all columns rotated": {"base": "falcon-40b", **SMALL, "kv_heads": 2, "head_dim": 32},
+    "some columns rotated": {"base": "gpt-j-6b", **SMALL},
     "nothing rotated": {"base": "gpt2-124m", **SMALL, "dropout": 0.0},
     "relu's result, which the next linear reads": {"base": "opt-125m", **SMALL, "dropout": 0.0},
 }

@@ -12,7 +12,7 @@ from sim.model.layers.elementwise import residual
 from sim.model.layers.ends import embedding, logits, loss
 from sim.model.layers.linear import casts
 from sim.model.layers.mlp import mlp
-from sim.model.layers.norm import before, norm
+from sim.model.layers.norm import before, beside, norm
 from sim.model.parts import Block, Part, Shape
 from sim.model.share import Share, share_of
 from sim.model.specs.decoder import Decoder
@@ -206,7 +206,8 @@ def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool, seen: Share 
     if spec.parallel_block:  # one norm feeds both, or each has its own; their sum is one more add before the residual's
         if not spec.two_norms and rest[0].cls == "gemm" and not casts(share):
             rest[0] = replace(rest[0], saved=0)  # the norm's result is kept once
-        return [norms[0], *attn, joins[0], *(norms[1:] if spec.two_norms else []), *rest, joins[1]]
+        second = [beside(share, norms[1], spec.norm)] if spec.two_norms else []
+        return [norms[0], *attn, joins[0], *second, *rest, joins[1]]
     norms = [before(share, one, then[0]) for one, then in zip(norms, (attn, rest), strict=False)]
     after = [_norm(spec, share, f"{name}.post_norm", after_residual=False) for name in ("attn", "mlp")] if spec.post_norms else []
     return [*norms[:1], *attn, *after[:1], joins[0], *norms[1:], *rest, *after[1:], joins[1]]

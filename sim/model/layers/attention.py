@@ -216,16 +216,22 @@ def grouped_query(
         )
     ]  # fmt: skip
     views = _split(share, q + 2 * k) if fused else []
+    turned = int(d * rotary)
     parts += views
     if qk_norm:
         for name, count in (("q", local.q), ("k", local.kv)):
             rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
             parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
-    if rotary:
+    if turned:
         # Attention keeps its view of the values, and so all of that result: beside it what was rotated into tensors of its own.
-        turned = share.rows * (local.q * d + k) * share.e if views and not (qk_norm or share.math) else 0
-        parts.append(replace(rope(share, local.q + local.kv, int(d * rotary), scaled=rope_scaled), saved=turned))
-    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, reread=share.e if gated else reread)
+        apart = share.rows * (local.q * d + k) * share.e if views and not (qk_norm or share.math) else 0
+        parts.append(replace(rope(share, local.q + local.kv, turned, scaled=rope_scaled), saved=apart))
+    # Heads that were joined of rotated columns and others lie before tokens, and so does attention's result: the projection reads a copy.
+    joined = 0 < turned < d and not (share.math or share.framework.attention.fused_rope or share.framework.compile)
+    reread = 0 if joined else share.e if gated else reread
+    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, reread=reread)
+    if joined:
+        middle = replace(middle, forward=(*middle.forward, transpose(share, share.rows * local.q * d)))
     if sinks:
         middle = replace(middle, tensors=(local.q,))
     out = linear(

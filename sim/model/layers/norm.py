@@ -30,9 +30,8 @@ def norm(
     """
     e = es or share.es
     elements = rows * width
-    eager = kind == "rmsnorm" and not (share.framework.elementwise.fused_norm or share.framework.compile)
+    eager, copied = _eager(share, kind), _copied(share, kind, e)
     joined = share.framework.compile and after_residual
-    copied = share.framework.elementwise.norm_in_fp32 and e < 4 and not (eager or share.framework.compile)
     tensors = (width,) * (weight + (kind == "layernorm" and bias))
     if eager:
         forward, backward = _eager_rmsnorm(share, elements, rows, e)
@@ -66,6 +65,24 @@ def norm(
         saved=kept,
         modules=modules,
     )
+
+
+def beside(share: Share, part: Part, kind: str) -> Part:
+    """The norm `part` of the residual stream where another norm has read and kept the same tensor: it keeps its sums over rows alone, unless
+    what it reads is a copy of its own."""
+    if _eager(share, kind) or _copied(share, kind, share.es):
+        return part
+    return replace(part, saved=share.srows * (4 if kind == "rmsnorm" else 8))
+
+
+def _eager(share: Share, kind: str) -> bool:
+    """Is it written out in Python?"""
+    return kind == "rmsnorm" and not (share.framework.elementwise.fused_norm or share.framework.compile)
+
+
+def _copied(share: Share, kind: str, e: int) -> bool:
+    """Does a fused kernel read a copy in fp32?"""
+    return share.framework.elementwise.norm_in_fp32 and e < 4 and not (_eager(share, kind) or share.framework.compile)
 
 
 def before(share: Share, part: Part, following: Part) -> Part:

@@ -154,13 +154,14 @@ def _core(parts: Parts) -> list[Redo]:
 
 def _norms(parts: Parts) -> list[Redo]:
     """The norms of the layer itself (not those of queries, keys or latents), for the first of the parts that read them in backward."""
-    found = []
-    for at, part in enumerate(parts[:-1]):
-        if part.cls != "norm" or "." in part.name or parts[at + 1].cls not in ("gemm", "moe"):
+    norms = [(at, part) for at, part in enumerate(parts[:-1]) if part.cls == "norm" and "." not in part.name]
+    result, found = max((part.saved for _, part in norms), default=0), []  # of two norms beside each other one keeps the input of both
+    for at, _ in norms:
+        if parts[at + 1].cls not in ("gemm", "moe"):
             continue
         reader = _named(parts, "moe.shared.up") if parts[at + 1].name == "moe.router" else None
         reader = at + 1 if reader is None else reader
-        found.append(Redo(reader, (at,), {reader: min(parts[reader].saved, part.saved)}))
+        found.append(Redo(reader, (at,), {reader: min(parts[reader].saved, result)}))
     return found
 
 

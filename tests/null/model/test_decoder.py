@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from sim.framework.framework import Framework, load_framework
 from sim.model import Network, Shape, describe, load_model
+from sim.model.layers.redo import redone
 from sim.model.readers.families import decoder
 from sim.model.specs.decoder import Decoder
 from sim.work import Gemm, MemoryBound
@@ -52,6 +53,16 @@ def test_two_branches_keep_the_result_of_one_norm_once() -> None:
     ):
         layer = describe(decoder("gpt", name="g", **sizes, **more), shape, framework).blocks[1][1]
         assert next(part.saved for part in layer.parts if part.name == "mlp.up") == kept
+
+
+def test_two_norms_beside_each_other_keep_what_they_read_once() -> None:
+    """A copy in fp32 is each norm's own; what both give is made again for its reader."""
+    spec = decoder("gpt", name="g", n_layers=2, hidden=512, n_heads=8, vocab_size=1024, parallel_block=True, two_norms=True)
+    rows = 2 * 64
+    for framework, kept in ((EAGER, 8 * rows), (EAGER.but(elementwise={"norm_in_fp32": True}), 4 * 512 * rows + 8 * rows)):
+        layer = describe(spec, Shape(micro=2, seq=64), framework).blocks[1][1]
+        assert next(part.saved for part in layer.parts if part.name == "norm2") == kept
+        assert sum(redone(layer, ("layernorm",), False).dropped) == 2 * (2 * 512 * rows)
 
 
 def test_internevo_writes_its_gate_apart_and_copies_the_stream_for_its_norms() -> None:
