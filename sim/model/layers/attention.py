@@ -176,6 +176,16 @@ def _split(share: Share, columns: int) -> list[Part]:
     return [Part(name="attn.split", backward=(join,), cls="elementwise")]
 
 
+def _left(heads: Heads, rotated: bool, normed: bool, whole: bool) -> int:
+    """Columns of a fused projection's result that are kept in other tensors, too: what is rotated, or (`whole`) read by a norm over all heads, which
+    takes no views with gaps between them. Queries leave their groups as a copy, where there are several and several in each; a norm over each
+    head reads keys where they are."""
+    queries, keys = heads.q * heads.d, heads.kv * heads.d
+    if whole or (rotated and not normed):
+        return queries + keys
+    return queries if heads.q > heads.kv > 1 else 0
+
+
 def grouped_query(
     share: Share,
     hidden: int,
@@ -223,15 +233,15 @@ def grouped_query(
             rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
             parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
     if turned:
-        # Attention keeps its view of the values, and so all of that result: beside it what was rotated into tensors of its own.
-        apart = share.rows * (local.q * d + k) * share.e if views and not (qk_norm or share.math) else 0
-        parts.append(replace(rope(share, local.q + local.kv, turned, scaled=rope_scaled), saved=apart))
+        parts.append(rope(share, local.q + local.kv, turned, scaled=rope_scaled))
     # Heads that were joined of rotated columns and others lie before tokens, and so does attention's result: the projection reads a copy.
     joined = 0 < turned < d and not (share.math or share.framework.attention.fused_rope or share.framework.compile)
     reread = 0 if joined else share.e if gated else reread
     middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, reread=reread)
     if joined:
         middle = replace(middle, forward=(*middle.forward, transpose(share, share.rows * local.q * d)))
+    if views and not share.math:  # its view of the values keeps all of that result
+        middle = replace(middle, saved=middle.saved + share.rows * share.e * _left(local, bool(turned), qk_norm, qk_whole))
     if sinks:
         middle = replace(middle, tensors=(local.q,))
     out = linear(

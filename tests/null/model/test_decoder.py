@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from msgspec.structs import replace
 from sim.framework.framework import Framework, load_framework
 from sim.model import Network, Shape, describe, load_model
 from sim.model.layers.redo import redone
+from sim.model.load import model_from
 from sim.model.readers.families import decoder
 from sim.model.specs.decoder import Decoder
 from sim.work import Gemm, MemoryBound
@@ -63,6 +66,28 @@ def test_two_norms_beside_each_other_keep_what_they_read_once() -> None:
         layer = describe(spec, Shape(micro=2, seq=64), framework).blocks[1][1]
         assert next(part.saved for part in layer.parts if part.name == "norm2") == kept
         assert sum(redone(layer, ("layernorm",), False).dropped) == 2 * (2 * 512 * rows)
+
+
+@pytest.mark.parametrize(
+    ("more", "columns"),
+    [
+        ({"position": "learned"}, 0),  # views, of heads that have keys of their own
+        ({"position": "rope"}, 8 + 8),
+        ({"position": "rope", "kv_heads": 4}, 8 + 4),
+        ({"position": "rope", "kv_heads": 4, "qk_norm": True}, 8),  # the queries' norm reads a copy, the keys' the result itself
+        ({"position": "rope", "qk_norm": True}, 0),
+        ({"position": "rope", "kv_heads": 1, "qk_norm": True}, 0),
+        ({"position": "rope", "qk_norm": True, "qk_norm_whole": True}, 8 + 8),
+        ({"position": "learned", "kv_heads": 4}, 8),
+        ({"position": "rope", "kv_heads": 4, "fused_qkv": False}, 0),
+    ],
+)
+def test_values_keep_a_fused_projections_result(more: dict[str, Any], columns: int) -> None:
+    """In heads: columns of that result whose values attention or a norm keeps in tensors of their own."""
+    spec = model_from({"base": "gpt2-124m", "layers": 1, "hidden": 512, "heads": 8, "vocab": 1024, "dropout": 0.0, **more})
+    core = next(p for p in describe(spec, Shape(micro=2, seq=64), load_framework("pytorch")).blocks[1][1].parts if p.name == "attn.core")
+    rows, kv = 2 * 64, more.get("kv_heads", 8)
+    assert core.saved == 2 * rows * 64 * (8 + 2 * kv + columns) + 4 * rows * 8
 
 
 def test_internevo_writes_its_gate_apart_and_copies_the_stream_for_its_norms() -> None:
