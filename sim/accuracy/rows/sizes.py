@@ -101,13 +101,15 @@ _SINGLY = "2025-05"
 samples (pipeline_parallel_microbatch_size = 1)."""
 _FIT, _FIT_RECOMPUTED = 1 << 14, 1 << 16
 """Tokens that a GPU takes at a time, with its layers' activations kept, and with their inputs alone."""
+_NARROW = 1536
+"""Below this width a GPU is given the tokens that it takes: nanoGPT's GPT-2 trains on 12 samples of 1024 at a time, llm.c's on 64."""
 _GATHERED = r"fsdp|full_?shard|fully.?shard|zero[\s_-]*(stage)?[\s_-]*3|stage[\s_-]*3|^3$"
 """Words of sharding that gathers parameters for each micro-batch: who uses it takes few of them."""
 
 
 def _micro(row: Row, each: int) -> int:
     """What accumulation says. Unsaid: all images, for nothing that trains on them accumulates; one sample in pipelines and wide models (the
-    smallest bubble, the least memory); else as many as fit: four at most with all activations, or all of BERT's short ones."""
+    smallest bubble, the least memory); else as many as fit: four at most with all activations, but all of BERT's short ones and of narrow models'."""
     if row.grad_accum and each % row.grad_accum == 0:
         return each // row.grad_accum
     if row.batch_unit == "images":
@@ -117,7 +119,7 @@ def _micro(row: Row, each: int) -> int:
     if (row.pp or 1) > 1 or ((row.hidden or 0) >= 8192 and not gathered):
         return 1
     fits = max(1, (_FIT_RECOMPUTED if whole else _FIT) // (row.seq_len or 1))
-    if not whole and (row.seq_len or 0) > 512:
+    if not whole and (row.seq_len or 0) > 512 and not 0 < (row.hidden or 0) < _NARROW:
         fits = min(fits, 4)
     return max(size for size in range(1, min(fits, each) + 1) if each % size == 0)
 

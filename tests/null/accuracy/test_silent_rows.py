@@ -99,6 +99,7 @@ def test_gpus_of_which_nothing_tells_are_refused() -> None:
     [
         ({"seq_len": 4096}, 4), ({"seq_len": 8192}, 2), ({"seq_len": 32768}, 1), ({"seq_len": 128}, 128), ({"seq_len": 8192, "recompute": "full"}, 8),
         ({"seq_len": 1024, "recompute": "full"}, 64), ({"seq_len": 4096, "grad_accum": 32}, 8), ({"batch_unit": "images"}, 256), ({"hidden": 8192}, 1),
+        ({"seq_len": 1024, "hidden": 768}, 16),
     ],
 )  # fmt: skip
 def test_micro_batches_that_are_not_stated_fit(changes: dict[str, object], micro: int) -> None:
