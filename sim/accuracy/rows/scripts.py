@@ -15,9 +15,9 @@ _NODES: tuple[tuple[str, str, int, int], ...] = (
     # (framework, model, nodes that share one copy of the parameters, on so many nodes and more)
     ("maxtext", "", 16, 64),  # dcn_FSDP=16, the rest dcn_DP
     ("paxml", r"175b", 16, 0),  # FSDP=16 of DCN_MESH_SHAPE=[DP,FSDP,1]
-    ("paxml", r"\b5b", 1, 0),  # FSDP=1
+    ("paxml", r"(?<!\d)5b", 1, 0),  # FSDP=1
 )
-_FLASH = (("grok", "24."), (r"gpt-?3.?175b|nemotron.?4.?340b", "24.09"))
+_FLASH = (("grok", "24."), (r"gpt[-_ ]?3.?175b|nemotron.?4.?340b", "24.09"))
 """(Model, release of NeMo) that ran with NVTE_FUSED_ATTN=0, flash-attention 2 in place of cuDNN's; all others ran with 1."""
 
 

@@ -19,6 +19,7 @@ from topologies.errors import Refused
 _AND = r" ?([-+/&,(]|and|with) ?"
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"megatron[- ]?bridge", "megatron-bridge"),
+    (r"metaseq|fairseq|fairscale", "pytorch"),  # also with layers split as Megatron's
     (r"oneflow|\blibai\b", "oneflow"),
     (r"mxnet", "mxnet-horovod"),
     (r"torch[- ]?titan", "torchtitan"),  # also in MLPerf, whose FLUX.1 it runs

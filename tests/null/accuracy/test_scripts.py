@@ -45,6 +45,7 @@ def test_a_stated_size_and_plain_sharding_come_first() -> None:
     ("model", "release", "framework"),
     [
         ("GPT-3-175B", "NeMo 24.09", "nemo-flash"),
+        ("GPT_3_175B", "NeMo 24.09", "nemo-flash"),
         ("GPT-3-175B", "NeMo 24.12", "nemo"),
         ("Nemotron-4-340B", "NeMo 24.09", "nemo-flash"),
         ("Nemotron-4-15B", "NeMo 24.09", "nemo"),

@@ -124,6 +124,7 @@ def test_recomputation_by_its_names() -> None:
         ({"framework": "nanoGPT", "sharding": ""}, "pytorch-amp"), ({"precision": "AMP", "sharding": "DDP", "task": "LoRA"}, "pytorch"),
         ({"precision": "AMP", "sharding": "DDP", "task": "", "model_name": "Llama-2-7B LoRA"}, "pytorch"),
         ({"framework": "HAI-LLM", "n_experts": 256}, "megatron-bridge-overlapped"), ({"framework": "torchtitan", "precision": "fp8 (torchao, row-wise)"}, "torchtitan-rowwise"),
+        ({"framework": "metaseq (FSDP, Megatron's layers)", "tp": 8}, "pytorch"),
         ({"framework": "Megatron-LM", "notes": "case x_cef; CE fusion on"}, "megatron-lm-te-loss"),
         ({"framework": "Megatron-LM + DeepSpeed"}, "megatron-deepspeed-async"), ({"framework": "DeepSpeed (Megatron)"}, "megatron-deepspeed-async"),
         ({"framework": "Megatron-LM", "source_id": "deepspeed-blog"}, "megatron-lm"), ({"framework": "JaxPP"}, "maxtext"), ({"framework": "torch titan"}, "torchtitan"),
