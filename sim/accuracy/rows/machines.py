@@ -48,7 +48,7 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"a800", r"pcie", "a100-pcie-x8", ""),  # its links alone differ from A100's
     (r"a800", "", "dgx-a100", "gpu=a800-sxm-80gb"),
     (r"a100(?!0)", "jean zay|omni-path", "jean-zay-a100", ""),
-    (r"a100(?!0)", "leonardo", "leonardo-a100", ""),
+    (r"a100(?!0)", "leonardo|^64 ", "leonardo-a100", ""),  # no other A100 has 64 GB
     (r"a100(?!0)", "selene", "selene", ""),
     (r"a100(?!0)", r"^40 .*1600 ?g", "mosaic-a100-40gb", ""),
     (r"a100(?!0)", "1600 ?g", "mosaic-a100", ""),

@@ -195,6 +195,7 @@ def test_racks_hold_64_of_72_and_nodes_8() -> None:
     assert machine_of(row(gpu="A100", gpu_mem_gb=40.0, inter_net="1600 Gbps/node RoCE", gpus=16), [])[0] == "2x mosaic-a100-40gb:8"
     of_four = row(gpu="A100", system="Leonardo", gpus=16, gpus_per_node=None, nodes=None)
     assert machine_of(of_four, [])[0] == "4x leonardo-a100:4", "as the catalog has it"
+    assert machine_of(row(gpu="A100-SXM-64GB", gpus=16, nodes=4, gpus_per_node=4), [])[0] == "4x leonardo-a100:4"
 
 
 def test_batches_that_do_not_divide_are_rounded_and_told() -> None:
