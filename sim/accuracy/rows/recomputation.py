@@ -73,8 +73,10 @@ def _modules(row: Row, framework: str, assumed: list[str]) -> tuple[Module, ...]
     """What of each layer the row says in Megatron-Core's words; where it says nothing, what the recipe does."""
     text = f"{row.recompute} {row.recompute_detail}".lower()
     said_ones = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text))
-    if not any("_" in module for module in said_ones) and not row.recompute.lower().startswith("selective"):
-        said_ones = ()  # elsewhere "mlp" and "moe" alone are words like any other
+    words = set(re.findall(r"\w+", row.recompute.lower()))
+    alone = bool(words) and words <= set(MODULES)
+    if not alone and not any("_" in module for module in said_ones) and not row.recompute.lower().startswith("selective"):
+        said_ones = ()  # beside others "mlp" and "moe" are words like any other
     if said_ones or said(row.recompute) is not None or not framework.startswith("megatron-bridge"):
         return said_ones
     found = recomputed(row, precision_of(row))

@@ -102,7 +102,8 @@ def test_recomputation_by_its_names() -> None:
         assert recompute_of(row(recompute=words), 8, "maxtext", []) == {"recompute": "selective", "recompute_modules": modules}
     assert recompute_of(row(recompute="save_dot_with_context_except_mlp"), 8, "maxtext", []) == {"recompute": "full", "recompute_layers": 6}
     assert recompute_of(row(recompute="w/o AC"), 8, "nemo", []) == {"recompute": "none"}
-    assert recompute_of(row(recompute="selective: mlp"), 8, "nemo", []) == {"recompute": "selective", "recompute_modules": ("mlp",)}
+    for words in ("selective: mlp", "mlp"):
+        assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "selective", "recompute_modules": ("mlp",)}
     noted: list[str] = []
     assert recompute_of(row(recompute="n/a"), 8, "nemo", noted) == {"recompute": "none"} and noted == ["recomputation not stated: none"]
     assert recompute_of(row(recompute="selective (core attention)"), 8, "nemo", []) == {"recompute": "selective"}
