@@ -41,24 +41,26 @@ class Lanes:
             if kind == "record":
                 mark = item.mark
                 assert mark is not None
-                self._settle(lane, item)
-                self.ended(lane, item, max(lane.free, item.ready))
+                self.ended(lane, item, self._settle(lane, item))
                 mark.fire(item.end, item)  # who waited for the lane may have put more on it
             elif kind == "wait":
                 self._wait(state, lane, item)
             else:
                 self._begin(state, lane, item)
 
-    def _settle(self, lane: Lane, item: Item) -> None:
-        """What let the op start: its lane's last op, or the thread that issued it."""
-        if item.ready <= lane.free and lane.last_done is not None:
+    def _settle(self, lane: Lane, item: Item) -> float:
+        """When the op may start, and what lets it: its lane's last op, or the thread that issued it."""
+        free, ready = lane.free, item.ready
+        if ready > free:
+            return ready
+        if lane.last_done is not None:
             item.bound, item.after = "lane", lane.last_done
+        return free
 
     def _wait(self, state: RankState, lane: Lane, item: Item) -> None:
         mark = item.mark
         assert mark is not None
-        self._settle(lane, item)
-        item.start = max(lane.free, item.ready)
+        item.start = self._settle(lane, item)
 
         def resume(time: float, by: Item | None) -> None:
             if time > item.start:
@@ -88,8 +90,7 @@ class Lanes:
             resume(time, item)
 
     def _begin(self, state: RankState, lane: Lane, item: Item) -> None:
-        self._settle(lane, item)
-        start = max(lane.free, item.ready)
+        start = self._settle(lane, item)
         lane.busy, lane.current = True, item
         item.start = start
         if self._meets(item.op):

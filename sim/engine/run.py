@@ -79,6 +79,7 @@ class Engine:
             self._changes[rank] = []
         if not self.detail:
             self.prices.shorten(self.states, self.condensed)
+            self.sharing.idle = self.prices.idle
         for rank in self.states:
             for name in self.program.threads(rank):
                 threads.append(Thread(name, self.states[rank], self._ops(rank, name), self.lanes))  # noqa: PERF401

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from sim.engine.agenda import Clock
 
 _SLACK = 1 + 1e-12
+Uses = tuple[tuple[str, float], ...]
+"""What a flow wants of each resource per second."""
 
 
 class Flow:
@@ -20,9 +22,7 @@ class Flow:
 
     __slots__ = ("done", "rate", "remaining", "since", "ticket", "uses", "weight")
 
-    def __init__(
-        self, seconds: float, uses: tuple[tuple[str, float], ...], now: float, done: Callable[[], None], share: float = 0.0
-    ) -> None:
+    def __init__(self, seconds: float, uses: Uses, now: float, done: Callable[[], None], share: float = 0.0) -> None:
         self.remaining, self.uses, self.since, self.done = seconds, uses, now, done
         self.rate = 0.0
         self.ticket = 0
@@ -37,17 +37,29 @@ class Sharing:
         self._capacity: dict[str, float] = {}
         self._users: dict[str, dict[Flow, float]] = {}
         self._wish: dict[str, float] = {}
+        self._known: dict[Uses, tuple[Uses, float]] = {}
+        """Of what a flow names: each resource once, but for `idle` ones, and what it wants of the first."""
+        self.idle: frozenset[str] = frozenset()
+        """Resources that never bind: what flows take of them need not be known."""
         self.moved: dict[str, float] = {}
-        """Resource -> amount used in total (bytes through a link, core seconds)."""
+        """Resource -> amount used in total (bytes through a link, core seconds), but for `idle` ones."""
 
     def limit(self, left: Mapping[str, float]) -> None:
         """Before anything starts: of these resources there is so much."""
         self._capacity.update(left)
 
-    def start(self, seconds: float, uses: tuple[tuple[str, float], ...], done: Callable[[], None], share: float = 0.0) -> None:
+    def start(self, seconds: float, uses: Uses, done: Callable[[], None], share: float = 0.0) -> None:
         """Runs `done` when `seconds` of work at full speed have been served. `share`: of the first resource, what one of the equal flows
         takes that this one stands for; 0: it is one."""
-        flow = Flow(seconds, merged(uses), self._clock.now, done, share)
+        known = self._known.get(uses)
+        if known is None:
+            once = merged(uses)
+            known = self._known[uses] = (tuple(use for use in once if use[0] not in self.idle), once[0][1])
+        taken, first = known
+        if not taken:
+            self._clock.after(seconds, done)
+            return
+        flow = Flow(seconds, taken, self._clock.now, done, share or first)
         crowded = False
         for name, amount in flow.uses:
             if name not in self._capacity:
@@ -87,7 +99,7 @@ class Sharing:
         if flow.ticket == ticket:
             self._finish(flow)
 
-    def _refill(self, touched: tuple[tuple[str, float], ...]) -> None:
+    def _refill(self, touched: Uses) -> None:
         flows, names = self._component([name for name, _ in touched])
         for flow, rate in fill(flows, {n: (self._capacity[n], self._users[n]) for n in names}).items():
             self._set_rate(flow, rate)
@@ -112,7 +124,7 @@ class Sharing:
         return self._wish[name] > self._capacity[name] * _SLACK
 
 
-def merged(uses: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
+def merged(uses: Uses) -> Uses:
     """Each resource once: a flow that crosses a link twice (by way of host memory, say) uses it doubly."""
     if len({name for name, _ in uses}) == len(uses):
         return uses

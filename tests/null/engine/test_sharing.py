@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engine.agenda import Environment
+from sim.engine.run import Engine
 from sim.engine.sharing import Flow, Sharing, fill
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
+from sim.timeline import metrics
 
 links = st.sampled_from(["a", "b", "c", "d"])
 same = st.builds(dict.fromkeys, st.sets(links, min_size=1, max_size=3), st.floats(0.5, 8.0))
@@ -72,3 +77,37 @@ def test_a_link_that_a_flow_crosses_twice_counts_twice() -> None:
     env.run()
     assert ended == [2.0]
     assert sharing.moved == {"a": 20.0}
+
+
+def test_what_never_binds_is_left_out_and_the_rest_is_shared_as_before() -> None:
+    """Shares are measured in the resource that a flow names first, whether it is looked at or not."""
+
+    def run(idle: frozenset[str]) -> tuple[list[tuple[str, float]], dict[str, float]]:
+        env = simpy.Environment()
+        sharing = Sharing(Environment(env), {"own": 30.0, "other": 10.0, "link": 6.0})
+        sharing.idle = idle
+        ended: list[tuple[str, float]] = []
+
+        def start(name: str, *uses: tuple[str, float]) -> None:
+            sharing.start(1.0, uses, lambda: ended.append((name, env.now)))
+
+        start("a", ("own", 20.0), ("link", 5.0))
+        start("b", ("other", 10.0), ("link", 5.0))
+        start("c", ("own", 1.0))
+        env.run()
+        return ended, sharing.moved
+
+    (every, _), (binding, moved) = run(frozenset()), run(frozenset({"own", "other"}))
+    assert every == binding
+    assert moved == {"link": 10.0}
+
+
+def test_a_run_without_spans_of_single_ops_looks_at_no_link_that_never_binds() -> None:
+    """Those of eight NVLinks that a tensor-parallel collective takes were looked at one by one, thousands of times."""
+    plan = {"model": {"layers": 4, "hidden": 512, "heads": 8, "vocab": 4096}, "seq_len": 512, "framework": "megatron-core"}
+    setting = bind(plan | {"parallel": {"tp": 4, "pp": 2}, "batch": {"global": 4, "micro": 1}}, "dgx-h100")
+    program = program_for(setting, 2)
+    fine, few = (Engine(program, pricer_for(setting), setting.places, detail) for detail in (True, False))
+    assert metrics.step_times(fine.run()) == pytest.approx(metrics.step_times(few.run()), rel=1e-12)
+    assert few.prices.idle and fine.sharing.moved.keys() > few.sharing.moved.keys()
+    assert few.sharing.moved.keys().isdisjoint(few.prices.idle)
