@@ -52,11 +52,13 @@ class RankResult(msgspec.Struct):
     step_times: list[float]
     spans: list[Span]
     backend: str
+    ends: list[list[float]] = []
+    """Of ranks that do not wait for each other, by pass: when each step had ended, in seconds from the pass's begin."""
 
 
 class PlayResult(msgspec.Struct, kw_only=True):
     """A played run: seconds of each step on rank 0 (warm-up, first passes and, on CUDA, watched ones left out), and one pass as a trace. Of
-    ranks that do not wait for each other: the seconds in which all together make one for each, by passes."""
+    ranks that do not wait for each other: the seconds in which all together make one for each, pass by pass."""
 
     step_times: list[float]
     trace: Trace
@@ -90,7 +92,8 @@ def run_play(program: Program, host_seconds: dict[str, float], folder: str | Pat
     spans = from_zero([span for rank in found for span in rank.spans])
     trace = Trace(spans, "played", program.world, program.steps, meta={"program": program.name, "backend": found[0].backend})
     by_rank = [rank.step_times for rank in found]
-    return PlayResult(step_times=together(by_rank, per_turn) if _served(program) else by_rank[0], trace=trace, by_rank=by_rank)
+    apart = [together(ends) for ends in zip(*(rank.ends for rank in found), strict=True)]
+    return PlayResult(step_times=apart or by_rank[0], trace=trace, by_rank=by_rank)
 
 
 def refuse_servers(program: Program) -> None:
@@ -129,10 +132,14 @@ def play(world: World, request: Request) -> RankResult:
     wake(world.device)
     world.touch_memory()
     world.barrier()
+    apart: list[list[float]] = []
     for turn in range(request.turns):
         world.beat.phase(f"turn {turn}")
+        if _served(program):  # each pass is what was simulated: all begin it together, and then nobody waits
+            world.barrier()
         marks, ends = player.run(host, turn, watched=not request.plain or turn > request.plain)
         passes.append(marks)
+        apart += [[at - ends[0][1] for _, at in ends[1:]]] if turn and _served(program) else []
         step_times += _step_times(ends) if turn and (not request.plain or turn <= request.plain) else []
     world.beat.phase("collecting spans")
     lengths = {turn: marks[-1][1] - marks[0][0] for turn, marks in enumerate(passes) if marks and (turn or request.turns == 1)}
@@ -142,7 +149,7 @@ def play(world: World, request: Request) -> RankResult:
         times = other.times(world.stall)[chosen]
         spans += _spans(program, world.rank, other.thread, [(start, end, start) for start, end in times])
     align(world, spans, now)
-    return RankResult(step_times, spans, world.backend)
+    return RankResult(step_times, spans, world.backend, apart)
 
 
 def _agreed(world: World, turn: int) -> int:

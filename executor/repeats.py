@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from itertools import accumulate
+
+from sim.timeline.asynchrony import counted
 
 
 def means(times: list[float], every: int) -> list[float]:
@@ -12,10 +13,11 @@ def means(times: list[float], every: int) -> list[float]:
     return [statistics.fmean(times[i : i + every]) for i in range(0, len(times) - every + 1, every)]
 
 
-def together(by_rank: Sequence[list[float]], every: int) -> list[float]:
-    """Seconds in which ranks that do not wait for each other make one step each: their number over their steps per second together, as a
-    prediction counts them (`sim.timeline.asynchrony`). By periods of `every` steps, while all still run."""
-    until = min(sum(times) for times in by_rank)
-    counted = [means([t for t, end in zip(times, accumulate(times), strict=True) if end <= until * (1 + 1e-9)], every) for times in by_rank]
-    counted = [periods or [statistics.fmean(times)] for periods, times in zip(counted, by_rank, strict=True)]
-    return [len(by_rank) / sum(1 / t for t in periods) for periods in zip(*counted, strict=False)]
+def together(ends: Sequence[Sequence[float]]) -> float:
+    """Seconds in which ranks that do not wait for each other make one step each: their number over their steps per second together, counted as a
+    prediction counts them (`sim.timeline.asynchrony`). `ends`: when each rank has ended each step of a pass that all began at 0."""
+    until, pace = min(own[-1] for own in ends), 0.0
+    for own in ends:
+        first, last = counted(own, until)
+        pace += (last - first) / (own[last] - own[first])
+    return len(ends) / pace

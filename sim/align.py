@@ -17,6 +17,7 @@ from msgspec.structs import asdict, replace
 from sim.imported.names import NAMED, told
 from sim.program import EVENTS, MEETING, ORDERS, cpu_lane
 from sim.tables import Tabular, aligned
+from sim.timeline.asynchrony import mean_step, served
 from sim.timeline.metrics import breakdown, step_time
 from sim.trace import Span, Trace
 
@@ -161,11 +162,17 @@ def breakdowns(predicted: Trace, measured: Trace) -> tuple[dict[str, float], dic
         if (ordered or span.kind not in EVENTS) and (not alone or (_recorded(span) and span.kind != "sync"))
     ]
     spans = [replace(span, wait=waits(span), launch=0.0 if alone else span.launch) for span in seen]
-    ours, theirs = (asdict(breakdown(trace)) for trace in (replace(predicted, spans=spans), measured))
+    of = mean_step if served(predicted) else breakdown
+    ours, theirs = (asdict(of(trace)) for trace in (replace(predicted, spans=spans), measured))
     if alone:
         for found in (ours, theirs):
             found["idle_s"] = found.pop("bubble_s") + found.pop("host_s")
     return ours, theirs
+
+
+def step_of(trace: Trace) -> float:
+    """Seconds of the step that is reported; of ranks that do not wait for each other, of the mean one."""
+    return mean_step(trace).total if served(trace) else step_time(trace)
 
 
 def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparison:
@@ -185,7 +192,7 @@ def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparis
         if s.kind not in ORDERS and _key(s) in times
     ]
     return Comparison(
-        step_time(predicted),
+        step_of(predicted),
         Measured.of(steps),
         _by_class([(p.cls or p.kind, p.predicted, p.measured) for p in pairs], len({p.rank for p in pairs})),
         tuple(pairs),
@@ -230,7 +237,7 @@ def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Compar
             sums.setdefault(name_of(s), [0.0, 0.0, 0.0])[1] += lasts(s) / (count * ranks)
     classes = [ClassError(name, p, m, int(n)) for name, (p, m, n) in sums.items()]
     classes.sort(key=lambda row: -max(row.predicted, row.measured))
-    return Comparison(step_time(predicted), Measured.of(steps), tuple(classes), (), (), (), stock.origin)
+    return Comparison(step_of(predicted), Measured.of(steps), tuple(classes), (), (), (), stock.origin)
 
 
 def guilty(comparison: Comparison) -> tuple[str, float]:

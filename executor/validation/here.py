@@ -30,8 +30,8 @@ from sim.result.prediction import Prediction
 from sim.setting.bind import bind, model_of
 from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS
-from sim.timeline.bottleneck import bottleneck, bottlenecks
 from sim.timeline.asynchrony import mean_step
+from sim.timeline.bottleneck import bottleneck, bottlenecks
 from sim.timeline.metrics import Breakdown, breakdown, step_times
 from sim.trace import Trace
 from topologies.errors import Refused, SteptwinError, UnknownName

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sim.align import Comparison, Pair, align_by_class, reported
+from sim.align import Comparison, Pair, align_by_class, reported, step_of
 from sim.imported import read_measured
 from sim.imported.names import GRAPH
 from sim.mesh import Mesh
 from sim.result.prediction import Prediction
 from sim.rules import mesh_of
-from sim.timeline.metrics import step_time, step_times
+from sim.timeline.asynchrony import served
+from sim.timeline.metrics import step_times
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
 
@@ -44,13 +45,13 @@ def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
     ranks = _alike(predicted.trace, trace, mesh_of(predicted.plan))
     ours = predicted.trace.of(ranks)
     found = align_by_class(ours, _whole_steps(trace), measured_times(trace))
-    return replace(found, predicted_step=step_time(predicted.trace), pairs=_pairs(ours, trace), ranks=ranks)
+    return replace(found, predicted_step=step_of(predicted.trace), pairs=_pairs(ours, trace), ranks=ranks)
 
 
 def measured_times(trace: Trace) -> list[float]:
     """Seconds of each recorded step that counts: the first begins with the recording, not with the step."""
     times = step_times(trace)
-    return times[1:] or times
+    return [step_of(trace)] if served(trace) else times[1:] or times
 
 
 def measured_file(path: str | Path) -> Path:

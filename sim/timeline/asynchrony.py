@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.program import EVENTS
+from sim.program import EVENTS, SERVER
 from sim.timeline.metrics import CLASSES, Breakdown, classify
 from sim.trace import Span, Trace
+
+
+def served(trace: Trace) -> bool:
+    """Do its ranks update through a parameter server, none waiting for the others?"""
+    return any(span.thread.startswith(SERVER) for span in trace.spans)
 
 
 def mean_step(trace: Trace) -> Breakdown:
