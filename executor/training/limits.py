@@ -26,7 +26,13 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
     """Raises `Refused` with the reason and what to use instead."""
     check_quiet(plan)
     _check_model(plan, spec)
-    for asked, words in (*_of_the_step(plan), *_of_the_update(plan), *_of_the_split(plan, spec), *_of_the_data(plan)):
+    for asked, words in (
+        *_of_the_step(plan),
+        *_of_the_update(plan),
+        *_of_the_split(plan, spec),
+        *_of_the_framework(plan),
+        *_of_the_data(plan),
+    ):
         if asked:
             raise Refused(words)
 
@@ -122,35 +128,7 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             f"ep = {p.ep} does not divide dp_shard = {p.dp_shard}: FSDP2 shards experts inside dp_shard. Use a smaller ep or a larger dp_shard",
         ),
         (level == 1, f"zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or: {PLAY}"),
-        (
-            level == 2,
-            f'framework = "{plan.framework_name}" with zero = 2 reduces buckets, and PyTorch\'s FSDP2 layers. Use zero = 3, or framework = "pytorch", '
-            f"or: {PLAY}",
-        ),
-        (
-            p.tp > 1 and habits.tensor_parallel.style != "dtensor",
-            f'framework = "{plan.framework_name}" splits linears in another way than PyTorch\'s DTensor. Use framework = "pytorch", or: {PLAY}',
-        ),
-        (
-            level == 0 and plan.data_ranks > 1 and plan.update.mode == "sync" and _sums_otherwise(habits),
-            f'framework = "{plan.framework_name}" sums gradients in other messages than PyTorch\'s DDP. Use framework = "pytorch", or: {PLAY}',
-        ),
         (p.tp > 1 and plan.data_ranks > 1 and level == 0, "DDP around tensor parallelism: use dp_shard with zero = 3"),
-        (
-            habits.precision.autocast and level > 0,
-            f'framework = "{plan.framework_name}" casts under autocast, which stock training does not do with FSDP2. {PLAY}',
-        ),
-        (
-            # torchtitan, Megatron, DeepSpeed: their optimizer's copy. With autocast the parameters themselves are that wide.
-            habits.precision.master and not habits.precision.autocast and level == 0 and not sharded_alone(plan),
-            f'framework = "{plan.framework_name}" updates fp32 copies of {plan.precision} parameters, which stock training does with FSDP2. Use '
-            f'zero = 3, on one rank or with dp_shard, or framework = "pytorch", or: {PLAY}',
-        ),
-        (
-            _widens(plan) and level == 0 and plan.data_ranks > 1,
-            f'comm.reduce_dtype = "{habits.precision.reduce_dtype}": DDP\'s hooks make gradients narrower, not wider. Use zero = 2 or 3, whose '
-            f"MixedPrecisionPolicy does, or: {PLAY}",
-        ),
         (p.tp > 1 and isinstance(spec, Mlp), "tensor parallelism of an MLP: use tp = 1"),
         (
             (p.tp > 1 or p.pp > 1) and not isinstance(spec, (Mlp, Decoder)),
@@ -177,6 +155,42 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             'larger batch.global, a smaller batch.micro or schedule = "gpipe"',
         ),
         (p.pp > 1 and getattr(spec, "tied", False), f"an embedding tied across pipeline stages. {PLAY}"),
+    )
+
+
+def _of_the_framework(plan: Plan) -> Refusals:
+    """Precision and messages that are not those of PyTorch's DDP, FSDP2 and DTensor."""
+    p, habits = plan.parallel, framework_of(plan)
+    level, _ = sharding_of(plan, habits)
+    return (
+        (
+            level == 2,
+            f'framework = "{plan.framework_name}" with zero = 2 reduces buckets, and PyTorch\'s FSDP2 layers. Use zero = 3, or framework = "pytorch", '
+            f"or: {PLAY}",
+        ),
+        (
+            p.tp > 1 and habits.tensor_parallel.style != "dtensor",
+            f'framework = "{plan.framework_name}" splits linears in another way than PyTorch\'s DTensor. Use framework = "pytorch", or: {PLAY}',
+        ),
+        (
+            level == 0 and plan.data_ranks > 1 and plan.update.mode == "sync" and _sums_otherwise(habits),
+            f'framework = "{plan.framework_name}" sums gradients in other messages than PyTorch\'s DDP. Use framework = "pytorch", or: {PLAY}',
+        ),
+        (
+            habits.precision.autocast and level > 0,
+            f'framework = "{plan.framework_name}" casts under autocast, which stock training does not do with FSDP2. {PLAY}',
+        ),
+        (
+            # torchtitan, Megatron, DeepSpeed: their optimizer's copy. With autocast the parameters themselves are that wide.
+            habits.precision.master and not habits.precision.autocast and level == 0 and not sharded_alone(plan),
+            f'framework = "{plan.framework_name}" updates fp32 copies of {plan.precision} parameters, which stock training does with FSDP2. Use '
+            f'zero = 3, on one rank or with dp_shard, or framework = "pytorch", or: {PLAY}',
+        ),
+        (
+            _widens(plan) and level == 0 and plan.data_ranks > 1,
+            f'comm.reduce_dtype = "{habits.precision.reduce_dtype}": DDP\'s hooks make gradients narrower, not wider. Use zero = 2 or 3, whose '
+            f"MixedPrecisionPolicy does, or: {PLAY}",
+        ),
     )
 
 
