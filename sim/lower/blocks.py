@@ -30,17 +30,19 @@ def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again
 
 def _lowered(job: Job, name: str, block: Block, first: bool, again: bool) -> BlockOps:
     some = redone(block, () if again else job.plan.memory.modules, job.framework.compile)
+    sizes = [part.saved for part in block.parts]
+    saved, left = (_placed(block.parts, first, of) for of in (sizes, [size - away for size, away in zip(sizes, some.dropped, strict=True)]))
     parts = []
     for index, part in enumerate(block.parts):
-        kept = 0 if again else part.saved - some.dropped[index]
-        ops = _part(job, name, part, kept, index == 0, leaf=first and index == 0)
+        kept = 0 if again else left[index]
+        ops = _part(job, name, part, kept, saved[index], index == 0, leaf=first and index == 0)
         if index in some.runs:
             redo = tuple(_again_some(job, name, some.runs[index], some.back.get(index, 0)))
             ops = ops._replace(backward=redo + ops.backward, joint=redo + ops.joint)
         parts.append(ops)
     if not again:
         return BlockOps(name, block, tuple(parts))
-    redo, end = _again(job, name, block)
+    redo, end = _again(job, name, block, saved)
     held = _keep_input(parts, block.saved_input)
     return BlockOps(name, block, held, redo) if end == len(parts) else BlockOps(name, block, _on_demand(held, end, redo))
 
@@ -62,11 +64,11 @@ def _on_demand(parts: tuple[PartOps, ...], at: int, redo: Ops) -> tuple[PartOps,
     return (*parts[:at], part._replace(backward=before_kernels(part.backward), joint=before_kernels(part.joint)), *parts[at + 1 :])
 
 
-def _again(job: Job, name: str, block: Block) -> tuple[Ops, int]:
+def _again(job: Job, name: str, block: Block, saved: list[int]) -> tuple[Ops, int]:
     """The block's forward as backward repeats it, to its end or as far as backward needs, and the first part that it leaves out."""
     end = _early_stop(block) if job.framework.early_stop else len(block.parts)
-    redo = [op for index, part in enumerate(block.parts[:end]) for op in _forward(job, "recompute", name, part, part.saved, index == 0)]
-    inputs = sum(part.saved for part in block.parts[end:])
+    redo = [op for index, part in enumerate(block.parts[:end]) for op in _forward(job, "recompute", name, part, saved[index], index == 0)]
+    inputs = sum(saved[end:])
     if inputs and not redo:
         redo = [Op(f"recompute/{name}.input", "record", COMPUTE, event=f"recompute/{name}.input")]
     if inputs:
@@ -94,17 +96,33 @@ def _keep_input(parts: list[PartOps], saved: int) -> tuple[PartOps, ...]:
     return (first._replace(forward=forward, backward=swapped[0], wgrad=swapped[1], joint=swapped[2]), *parts[1:])
 
 
-def _part(job: Job, block: str, part: Part, kept: int, opens: bool, leaf: bool) -> PartOps:
+def _placed(parts: tuple[Part, ...], first: bool, sizes: list[int]) -> list[int]:
+    """Bytes that come with each part's forward kernels and go with its backward ones, of `sizes` that each keeps for backward. What a part without kernels of its own one way keeps (a compiler has joined them to its
+    neighbours', or backward has nothing to do) comes and goes with the nearest part before that has kernels both ways, or else with the first."""
+    leaf = [first and index == 0 for index in range(len(parts))]
+    whole = [at for at, part in enumerate(parts) if part.forward and (part.wgrad or _dgrad(part, leaf[at]))]
+    found = [0] * len(parts)
+    for index, size in enumerate(sizes):
+        if whole:
+            found[max((at for at in whole if at <= index), default=whole[0])] += size
+    return found
+
+
+def _dgrad(part: Part, leaf: bool) -> tuple[Work, ...]:
+    return tuple(work for work in part.backward if not (leaf and _of_input(work)))
+
+
+def _part(job: Job, block: str, part: Part, kept: int, saved: int, opens: bool, leaf: bool) -> PartOps:
     forward = tuple(_forward(job, "fwd", block, part, kept if job.train else 0, opens))
     if not job.train:
         return PartOps(block, part, forward, (), (), ())
-    dgrad = tuple(work for work in part.backward if not (leaf and _of_input(work)))
+    dgrad = _dgrad(part, leaf)
     name = name_of(block, part)
     kernels, weights = [], []
     if dgrad:
-        kernels.append(compute(job, f"bwd/{name}", dgrad, part.cls, free=0 if part.wgrad else part.saved))
+        kernels.append(compute(job, f"bwd/{name}", dgrad, part.cls, free=0 if part.wgrad else saved))
     if part.wgrad:
-        weights.append(compute(job, f"wgrad/{name}", part.wgrad, part.cls, free=part.saved))
+        weights.append(compute(job, f"wgrad/{name}", part.wgrad, part.cls, free=saved))
     back, split, joint = _communicate_backward(job, name, part, kernels, weights)
     spent = _autograd(job, name, part, opens)
     return PartOps(block, part, forward, (*spent, *back), tuple(split), (*spent, *joint))
