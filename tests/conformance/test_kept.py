@@ -20,6 +20,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "a norm for each": {"base": "pythia-160m", **SMALL, "kv_heads": 2},
     "a norm for each, all columns rotated": {"base": "falcon-40b", **SMALL, "kv_heads": 2, "head_dim": 32},
     "some columns rotated": {"base": "gpt-j-6b", **SMALL},
+    "experts": {"base": "mixtral-8x7b", **SMALL, "kv_heads": 4, "norm": "layernorm", "moe": {"ffn": 512, "experts": 8}},
     "nothing rotated": {"base": "gpt2-124m", **SMALL, "dropout": 0.0},
     "relu's result, which the next linear reads": {"base": "opt-125m", **SMALL, "dropout": 0.0},
 }

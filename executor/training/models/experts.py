@@ -87,10 +87,10 @@ class Permute(nn.Module):
 
 
 class Unpermute(nn.Module):
-    """The weighted sum of each token's results."""
+    """The weighted sum of each token's results. index_add would keep what it adds for backward, which does not read it (torch 2.13)."""
 
     def forward(self, rows: Tensor, results: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
-        return torch.zeros_like(rows).index_add(0, tokens, results * weights)
+        return torch.zeros_like(rows).scatter_add(0, tokens[:, None].expand_as(results), results * weights)
 
 
 class Gated(Activation):
