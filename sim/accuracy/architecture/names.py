@@ -102,6 +102,7 @@ _CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b|mask[-_ ]?r[-_ ]?cnn.*(1\d\d|c4|c
 _NEAR = 0.07
 """Share by which sizes in names may differ: GPT-2 XL is 1.5B, 1.6B and 1558M."""
 _SIZE = r"(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])"
+_BILLION = 1e9
 _DROPPED = r"\b(meta|nvidia|instruct|chat|it|hf|(?<=b )base|pretrain(ed|ing)?|model|v0\.\d|\d{4}|\d+k|squad|q?lora|llm)\b"
 
 
@@ -121,7 +122,8 @@ def shipped_model(name: str, params: int | None = None, modern: bool = True) -> 
             return one
     for pattern, one in _SAME:
         sized = (size_of(text) or params) and pattern.startswith(("gpt2", "bloom", "bert"))  # of these, sizes tell more than the name
-        if not sized and (same := re.fullmatch(pattern, _plain(re.sub(_SIZE, "", text)))):
+        stack = pattern.startswith("transformer") and (size_of(text) or 0) >= _BILLION  # "Transformer 1T" is none of 2017
+        if not sized and not stack and (same := re.fullmatch(pattern, _plain(re.sub(_SIZE, "", text)))):
             return same.expand(one).removeprefix("-")
     size = size_of(text) or params
     return _nearest(_plain(re.sub(_SIZE + ".*", "", text)), float(size), modern) if size else ""

@@ -25,6 +25,9 @@ _OTHERS = (
 MIXERS = r"[mzjb]amba|hymba|falcon-?h1|griffin|recurrent-?gemma|rwkv|\bevo\W?\d|hyena|retnet|xlstm"
 """Decoders with other layers than attention, some or all."""
 
+_SPLIT = 10e9
+"""Parameters from which on a model's heads and layers divide among the GPUs that hold it, also where the row does not say among how many."""
+
 
 def with_sizes(row: Row, assumed: list[str]) -> Row | None:
     """The row with layers and width; None where it states no parameters, or is no dense decoder."""
@@ -32,10 +35,21 @@ def with_sizes(row: Row, assumed: list[str]) -> Row | None:
     if not params or row.n_experts or re.search(f"{_OTHERS}|{MIXERS}", f"{row.model_type} {row.model_name}".lower()):
         return None
     vocab = row.vocab_size or _VOCAB
+    if not (row.n_layers or row.hidden or row.tp or row.pp) and params >= _SPLIT:
+        width = _whole(params)
+        row = msgspec.structs.replace(row, hidden=width, n_layers=4 * round(_layers(params, width, vocab) / 4))
     layers = row.n_layers or (_layers(params, row.hidden, vocab) if row.hidden else _depth(params, vocab, row.pp or 1))
     hidden = row.hidden or _width(params, layers, vocab, row.tp or 1)
     assumed.append(f"architecture not stated: {layers} layers of {hidden}, as models of {params / 1e9:.3g} billion parameters have")
     return msgspec.structs.replace(row, n_layers=layers, hidden=hidden)
+
+
+def _whole(params: float) -> int:
+    """The usual width, in heads of 128 that four divide, or eight where they are many."""
+    aspect = next(aspect for most, aspect in _ASPECTS if params <= most)
+    width = math.cbrt(params * aspect / 12)
+    step = 128 * (8 if width >= 8192 else 4)
+    return round(width / step) * step
 
 
 def _layers(params: float, hidden: int, vocab: int) -> int:

@@ -78,8 +78,10 @@ def _by_memory(row: Row, spec: Decoder, framework: str, memory: float, assumed: 
     free = _silent(row)
     if not memory or zero > 1 or not (free or (spec.moe and row.ep is None)):
         return row
-    totals = describe(spec, Shape(micro=1, seq=128, precision="bf16"), load_framework(framework)).parameters
-    experts = spec.moe.experts * (spec.layers - spec.first_dense) * 3 * spec.hidden * spec.moe.ffn if spec.moe else 0
+    network = describe(spec, Shape(micro=1, seq=128, precision="bf16"), load_framework(framework))
+    totals = network.parameters
+    idle = 1 - spec.moe.top_k / spec.moe.experts if spec.moe else 0.0
+    experts = (totals - network.active_parameters) / idle if idle else 0.0
 
     def fits(tp: int, pp: int, ep: int) -> bool:
         states = _STATES / (gpus / (tp * pp) if zero else 1)

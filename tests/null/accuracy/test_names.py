@@ -67,6 +67,7 @@ def test_parameters_stand_in_for_a_size() -> None:
     [
         ({"model_name": "ours", "params": 175_000_000_000}, 96, 12288), ({"model_name": "custom", "params": 10**12, "pp": 8}, 128, 25600),
         ({"model_name": "mine 8.3B", "n_layers": 72}, 72, 3072), ({"model_name": "mine 8.3B", "hidden": 3072}, 72, 3072),
+        ({"model_name": "Chinchilla 70B", "tp": None, "pp": None}, 68, 9216), ({"model_name": "Transformer 1T", "model_type": ""}, 132, 25088),
         ({"model_name": "Yours-34B", "tp": 4, "pp": 4, "gpus": 16}, 56, 7168),
     ],
 )  # fmt: skip

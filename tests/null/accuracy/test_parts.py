@@ -55,6 +55,13 @@ def test_experts_that_no_gpu_holds_are_dealt_out() -> None:
     assert case_of(row(**(core | {"ep": 1}))).plan.parallel.ep == 1
 
 
+def test_layers_without_experts_are_counted_as_such() -> None:
+    """Every second layer of Llama 4 Maverick has experts: beside eight ranks of them it is split as what is left asks for."""
+    told = {"model_name": "Llama 4 Maverick", "model_type": "", "n_layers": None, "hidden": None, "n_heads": None, "ep": None, "gpus": 64}
+    p = case_of(row(**(SILENT | told | {"framework": "Megatron-Core", "sharding": "", "global_batch": 256}))).plan.parallel
+    assert (p.ep, p.tp, p.pp) == (8, 8, 2)
+
+
 def test_adapters_and_what_is_stated_are_not_split() -> None:
     large = SILENT | {
         "model_name": "Llama-2-70B",
