@@ -219,15 +219,14 @@ def grouped_query(
     local = split_heads(share, heads, kv, d)
     q, k = local.q * d * (1 + gated), local.kv * d
     seam_bytes = share.rows * hidden * share.e if share.tp > 1 else 0
+    views = _split(share, q + 2 * k) if fused else []
     parts = [
         linear(
             share, "attn.qkv", hidden, q + 2 * k if fused else (q, k, k), bias=qkv_bias, seam="tp.gather" if seam_bytes else "",
             seam_bytes=seam_bytes, stream=True, normed=True, saved_rows=share.srows, frozen=frozen, modules=2,
-        )
+        ), *views,
     ]  # fmt: skip
-    views = _split(share, q + 2 * k) if fused else []
     turned = int(d * rotary)
-    parts += views
     if qk_norm:
         for name, count in (("q", local.q), ("k", local.kv)):
             rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
@@ -242,8 +241,7 @@ def grouped_query(
         middle = replace(middle, forward=(*middle.forward, transpose(share, share.rows * local.q * d)))
     if views and not share.math:  # its view of the values keeps all of that result
         middle = replace(middle, saved=middle.saved + share.rows * share.e * _left(local, bool(turned), qk_norm, qk_whole))
-    if sinks:
-        middle = replace(middle, tensors=(local.q,))
+    middle = replace(middle, tensors=(local.q,) * sinks)
     out = linear(
         share, "attn.proj", local.q * d, hidden, bias=proj_bias, seam="tp.reduce" if seam_bytes else "", seam_bytes=seam_bytes, frozen=frozen
     )  # fmt: skip
