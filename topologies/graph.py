@@ -77,9 +77,14 @@ class Topology:
 
     @property
     def symmetric(self) -> bool:
-        """Every node is equal and no rank is slow, so that ranks may be folded."""
+        """Every node is equal and no rank is slow, so that one node tells of all."""
+        return self.repeated and not (self.cluster.speeds or self.cluster.slow_nodes)
+
+    @property
+    def repeated(self) -> bool:
+        """Every node is built and joined as the others, so that ranks may be folded; some may be slow."""
         c = self.cluster
-        return len(c.runs) == 1 and not (c.special or c.speeds or c.slow_nodes or c.fabric.failed)
+        return len(c.runs) == 1 and not (c.special or c.fabric.failed)
 
     @property
     def narrow(self) -> bool:

@@ -19,7 +19,7 @@ from topologies.graph import Topology
 def places_of(mesh: Mesh, topology: Topology) -> Places | None:
     """Where the ranks of a mesh sit; None: each must be simulated.
 
-    Nodes must be equal. Where the devices of a node are joined unevenly (PCIe below two sockets, DGX-1), groups of two mesh axes meet on
+    Nodes must be equal, but for ranks that are slow, which are kinds of their own. Where the devices of a node are joined unevenly (PCIe below two sockets, DGX-1), groups of two mesh axes meet on
     links that differ from place to place: then ranks are equal only to those in the same place of another node. Where such groups leave the
     node, what joins its devices to the NICs counts too: some may share one that others have to themselves, or sit below another socket.
     """
@@ -27,7 +27,7 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
     even = axes < 2 or topology.even
     one = topology.nodes_of(mesh.world) == 1
     far = axes > 1 and not one
-    if not topology.symmetric or (one and not even):
+    if not topology.repeated or (one and not even):
         return None
     uneven = topology.kind == "cuda" and not topology.even
     cut = not one and _cuts(mesh, topology)
@@ -38,12 +38,13 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
         return spans[rank], place if uneven else _profiles(topology, topology.ranks_per_node, far)[place]
 
     return Places(
-        even and not cut and _aligned(mesh, topology, far),
+        topology.symmetric and even and not cut and _aligned(mesh, topology, far),
         topology.beside,
         kind,
         lambda rank: (f"n{topology.node(rank)}", *_links(topology, rank, far)),
         (lambda rank: _spread(mesh, topology, rank)) if cut else None,
-        (lambda along, ranks: mirrored(mesh, topology, along, ranks)) if uneven and not cut else None,
+        (lambda along, ranks: mirrored(mesh, topology, along, ranks)) if uneven and not cut and topology.symmetric else None,
+        None if topology.symmetric else topology.speed,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -239,3 +240,17 @@ def test_groups_inside_one_node_are_cut_by_no_other() -> None:
     mesh = Mesh({"dp_shard": 4, "cp": 16})
     near, far = (places_of(mesh, load_topology(on)) for on in ("gb200-nvl72", "2x gb200-nvl72:40"))
     assert near is not None and near.alike and far is not None and not far.alike
+
+
+@pytest.mark.parametrize("slow", ["slow=r5:0.8", "slow=n1:0.9"])
+def test_a_slow_rank_is_a_kind_of_its_own_among_equal_ones(slow: str) -> None:
+    plan: dict[str, Any] = {"model": "gpt2-124m", "batch": {"micro": 8}, "parallel": {"dp_shard": 16, "zero": 1}}
+    setting = bind(plan, "2x dgx-h100", (slow,))
+    whole = predict_setting(msgspec.structs.replace(setting, fold=False))
+    assert predict_setting(setting).step_time_s == pytest.approx(whole.step_time_s, rel=1e-12)
+    assert whole.step_time_s > 1.05 * predict_setting(bind(plan, "2x dgx-h100")).step_time_s
+    mesh = Mesh({"dp_shard": 32, "tp": 8, "pp": 8})
+    assert (
+        len(set(representatives(_by_stage(mesh, ("tp", "dp_shard")), places_of(mesh, load_topology("256x dgx-h100", (slow,))) or False)))
+        < 256
+    )
