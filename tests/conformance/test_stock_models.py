@@ -21,7 +21,9 @@ from executor.training.trainer import sequence_length  # noqa: E402
 from executor.validation.gpu_cases import cases  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
 from sim.framework.chosen import framework_of  # noqa: E402
-from sim.model.load import models  # noqa: E402
+from sim.framework.framework import load_framework  # noqa: E402
+from sim.model import Shape, describe  # noqa: E402
+from sim.model.load import model_from, models  # noqa: E402
 from sim.model.specs.decoder import Decoder  # noqa: E402
 from sim.plan import Plan  # noqa: E402
 from sim.setting.bind import model_of, network_of  # noqa: E402
@@ -226,3 +228,14 @@ def test_no_gpu_plan_drops_out_inside_of_fused_attention(name: str) -> None:
     with torch.device("meta"):
         model = model_for(spec, framework_of(plan), sequence_length(plan, spec))
     assert {part.dropout for part in model.modules() if isinstance(part, Core)} <= {0.0}
+
+
+def test_layers_that_see_all_keys_are_rotated_as_the_model_says() -> None:
+    """Command R7B: every fourth layer is not."""
+    spec = model_from({"base": "command-r7b", "layers": 4, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 256, "vocab": 500})
+    framework = load_framework("pytorch")
+    described = describe(spec, Shape(micro=1, seq=16, precision="fp32"), framework)
+    predicted = {name: any(part.rope for part in block.parts) for name, block in described.blocks if block.kind == "layer"}
+    blocks = dict(model_for(spec, framework, 16).named_children())
+    trained = {name: blocks[name].rope is not None for name in predicted}
+    assert trained == predicted == {"L0": True, "L1": True, "L2": True, "L3": False}

@@ -149,8 +149,9 @@ def blocks_of(spec: ModelSpec, habits: Framework, seq: int, tp: int) -> Blocks:
     if isinstance(spec, Decoder):
         yield "embed", decoder.Embed(spec, habits, seq)
         for i in range(spec.layers):
+            holds, windowed = kind_of(spec, i)
             made = tiles.Crossed if spec.mixers[i : i + 1] == "X" else decoder.Layer
-            yield f"L{i}", made(spec, habits, seq, tp, routed=kind_of(spec, i)[0].startswith("moe"))
+            yield f"L{i}", made(spec, habits, seq, tp, holds.startswith("moe"), windowed or not spec.full_unrotated)
         yield "head", decoder.Head(spec)
     elif isinstance(spec, (Encoder, Vit)):
         yield from _encoder(spec, habits)

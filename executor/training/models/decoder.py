@@ -28,9 +28,9 @@ class Layer(nn.Module):
     one tensor-parallel shard, so that splitting the rows over `tp` ranks gives each rank whole heads and whole pairs.
     """
 
-    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int, routed: bool = False) -> None:
+    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int, routed: bool = False, rotated: bool = True) -> None:
         super().__init__()
-        self.parallel, self.two_norms = spec.parallel_block, spec.two_norms
+        self.parallel, self.two_norms, self.rotated = spec.parallel_block, spec.two_norms, rotated
         rate = rate_of(spec, habits)
         self.norm1 = _norm(spec) if spec.pre_norms else nn.Identity()
         self._attention(spec, habits, seq, rate if spec.attention_dropout is None else spec.attention_dropout)
@@ -57,7 +57,7 @@ class Layer(nn.Module):
         self.q_norm: nn.Module | None
         self.k_norm: nn.Module | None
         self.q_norm, self.k_norm = (make_norm("rmsnorm", width, weight=spec.qk_norm_weight) for width in widths) if widths else (None, None)
-        self.rope = Rotary(int(d * spec.rotary), seq) if spec.position == "rope" else None
+        self.rope = Rotary(int(d * spec.rotary), seq) if spec.position == "rope" and self.rotated else None
         self.core = Core(habits.attention.implementation == "math", dropout=rate)
         self.proj = nn.Linear(q, h, bias=spec.bias if spec.proj_bias is None else spec.proj_bias)
 

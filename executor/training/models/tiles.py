@@ -110,8 +110,8 @@ class Columns(nn.Module):
 class Crossed(decoder.Layer):
     """A decoder's layer whose words read pictures; what each mixer makes is scaled by one learned number."""
 
-    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int, routed: bool = False) -> None:
-        super().__init__(spec, habits, seq, tp, routed)
+    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int, routed: bool = False, rotated: bool = True) -> None:
+        super().__init__(spec, habits, seq, tp, routed, rotated)
         self.scale2 = Scale(1)
 
     def _attention(self, spec: Decoder, habits: Framework, seq: int, rate: float) -> None:
