@@ -186,6 +186,12 @@ def _left(heads: Heads, rotated: bool, normed: bool, whole: bool) -> int:
     return queries if heads.q > heads.kv > 1 else 0
 
 
+def _joined(share: Share, turned: int, width: int) -> bool:
+    """Are heads joined of `turned` columns and others, in Python? They lie before tokens then, and so does attention's result, of which the
+    projection reads a copy."""
+    return 0 < turned < width and not (share.math or share.framework.attention.fused_rope or share.framework.compile)
+
+
 def grouped_query(
     share: Share,
     hidden: int,
@@ -233,12 +239,10 @@ def grouped_query(
             parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
     if turned:
         parts.append(rope(share, local.q + local.kv, turned, scaled=rope_scaled))
-    # Heads that were joined of rotated columns and others lie before tokens, and so does attention's result: the projection reads a copy.
-    joined = 0 < turned < d and not (share.math or share.framework.attention.fused_rope or share.framework.compile)
+    joined = _joined(share, turned, d)
     reread = 0 if joined else share.e if gated else reread
     middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, reread=reread)
-    if joined:
-        middle = replace(middle, forward=(*middle.forward, transpose(share, share.rows * local.q * d)))
+    middle = replace(middle, forward=(*middle.forward, *[transpose(share, share.rows * local.q * d)] * joined))
     if views and not share.math:  # its view of the values keeps all of that result
         middle = replace(middle, saved=middle.saved + share.rows * share.e * _left(local, bool(turned), qk_norm, qk_whole))
     middle = replace(middle, tensors=(local.q,) * sinks)
