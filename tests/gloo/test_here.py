@@ -37,7 +37,7 @@ def test_every_kind_and_twelve_input_paths() -> None:
 
 def test_what_torch_does_not_train_is_played() -> None:
     played = {name for name, (_, plan) in PLANS.items() if how_to_run(plan) == "play"}
-    assert played == {"zero-1", "ring", "summed-on-host"}
+    assert played == {"zero-1", "ring", "summed-on-host", "parameter-server"}
 
 
 @pytest.mark.parametrize("name", PLANS)

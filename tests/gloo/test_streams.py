@@ -187,6 +187,9 @@ def test_watched_passes_give_spans_and_the_others_steps(tmp_path: Path, monkeypa
     monkeypatch.setattr("executor.players.events.wake", awake.append)
 
     class Passes:
+        def serve(self, turns: int) -> list[Any]:
+            return []
+
         def run(self, ops: list[Any], turn: int, watched: bool = True) -> tuple[list[Any], list[Any]]:
             assert len(awake) == 1, "its clocks are up before anything is timed"
             begin = 100.0 * turn
