@@ -39,8 +39,8 @@ class Places(NamedTuple):
     free: Callable[[Sequence[str], Sequence[int]], int] | None = None
     """Bits of their numbers in which ranks of one role are equal though their places differ, where they meet along these axes and each of
     these ranks stands for those in its place."""
-    speed: Callable[[int], float] | None = None
-    """How fast each rank computes, where some are slow: one rank for each stage would not tell of those."""
+    slow: bool = False
+    """Some ranks compute more slowly than their kin: one rank for each stage would not tell of those."""
 
 
 _PLACES = 16
@@ -68,8 +68,8 @@ def representatives(program: Program, symmetry: Symmetry) -> list[int]:
     if same and len(set(program.role_of)) == 1 and mesh.size("pp") == 1:
         return [0] * world
     stage = mesh.places("pp")
-    slow = None if isinstance(symmetry, bool) else symmetry.speed
-    known = slow is None and len(set(zip(stage, program.role_of, strict=True))) == mesh.size("pp")
+    slow = not isinstance(symmetry, bool) and symmetry.slow
+    known = not slow and len(set(zip(stage, program.role_of, strict=True))) == mesh.size("pp")
     if world <= _REFINE_LIMIT and not (known and same):
         along = dict.fromkeys(op.group for ops in program.segments.values() for op in ops if op.kind in MEETING)
         refined = _refine(mesh, program.role_of, tuple(along), None if symmetry is True else symmetry, _CLASSES if known else world)
@@ -100,8 +100,7 @@ def _refine(mesh: Mesh, role_of: tuple[str, ...], along: tuple[str, ...], places
     axes along which ranks meet."""
     world, axes = mesh.world, [axis for axis in along if mesh.size(axis) > 1]
     groups = {axis: mesh.groups(axis) for axis in axes}
-    speed = places.speed if places else None
-    kinds = [(places.kind(rank) if places else 0, speed(rank) if speed else 1.0) for rank in range(world)]
+    kinds = [places.kind(rank) if places else 0 for rank in range(world)]
     shared = [places.shared(rank) if places else () for rank in range(world)]
     keys: list[object] = list(zip(role_of, mesh.places("pp"), kinds, strict=True))
     colours, count = _number(keys)

@@ -33,9 +33,9 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
     cut = not one and _cuts(mesh, topology)
     spans = _spans(mesh, topology, uneven) if cut else [0] * mesh.world
 
-    def kind(rank: int) -> tuple[int, int]:
+    def kind(rank: int) -> tuple[int, int, float]:
         place = topology.local(rank)
-        return spans[rank], place if uneven else _profiles(topology, topology.ranks_per_node, far)[place]
+        return spans[rank], place if uneven else _profiles(topology, topology.ranks_per_node, far)[place], topology.speed(rank)
 
     return Places(
         topology.symmetric and even and not cut and _aligned(mesh, topology, far),
@@ -44,7 +44,7 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
         lambda rank: (f"n{topology.node(rank)}", *_links(topology, rank, far)),
         (lambda rank: _spread(mesh, topology, rank)) if cut else None,
         (lambda along, ranks: mirrored(mesh, topology, along, ranks)) if uneven and not cut and topology.symmetric else None,
-        None if topology.symmetric else topology.speed,
+        not topology.symmetric,
     )
 
 
