@@ -66,15 +66,12 @@ class CalibratedPricer(MeasuredPricer):
         # What was timed is eager PyTorch: compiled frameworks and those with their own modules spend other times.
         measured = {s.name: s.median for s in calibration.rows("host") if s.name in HOST_WORK} if self.host == "python" else {}
         self._own = measured | {what: measured[as_] for what, as_ in _SAME.items() if as_ in measured}
-        self._copies = {
-            name: Curve((s.shape[0], s.median) for s in calibration.rows("copy", name))
-            for name in {s.name for s in calibration.rows("copy")}
-        }
+        self._copies = {name: calibration.curve("copy", name) for name in {s.name for s in calibration.rows("copy")}}
         self._sent = {
             key: Curve((s.shape[1], s.median) for s in calibration.collectives if (s.name, s.shape[0]) == key)
             for key in {(s.name, s.shape[0]) for s in calibration.collectives}
         }
-        self.saved = Curve((s.shape[0], s.median) for s in calibration.rows("file", "save"))
+        self.saved = calibration.curve("file", "save")
         self._factors: dict[tuple[str, int, int], tuple[float, Source]] = {}
 
     def _spent(self, what: str, rank: int) -> float:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from sim.cost.between import Curve
 from sim.files.runs import write_atomic
 from topologies.errors import BadInput
 from topologies.table import read_toml
@@ -95,6 +96,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     def rows(self, kind: str, name: str | None = None, dtype: str | None = None) -> list[Sample]:
         """Points of one table, in the file's order."""
         return [s for s in self.tables.get(kind, ()) if (name is None or s.name == name) and (dtype is None or s.dtype == dtype)]
+
+    def curve(self, kind: str, name: str, dtype: str | None = None) -> Curve:
+        """Seconds over the first size of such points: bytes."""
+        return Curve((s.shape[0], s.median) for s in self.rows(kind, name, dtype))
 
     def host_seconds(self, name: str, default: float = 0.0) -> tuple[float, bool]:
         """(seconds of one unit of a kind of host work, whether it was measured)."""

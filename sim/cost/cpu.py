@@ -138,7 +138,7 @@ class Prices:
             rows = calibration.rows("attention", name, dtype)
             self._attention[name, dtype] = Grid(((s.shape[2:], s.median / math.prod(s.shape[:2])) for s in rows), head)
         for name, dtype in {(s.name, s.dtype) for s in calibration.rows("memory")}:
-            self._memory[name, dtype] = Curve((s.shape[0], s.median) for s in calibration.rows("memory", name, dtype))
+            self._memory[name, dtype] = calibration.curve("memory", name, dtype)
         self._convolutions = {
             key: Convolutions(calibration.rows("conv", *key)) for key in {(s.name, s.dtype) for s in calibration.rows("conv")}
         }

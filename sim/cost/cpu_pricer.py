@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from sim.cost.between import Curve
 from sim.cost.calibration import Calibration
 from sim.cost.collective.gloo import gloo_cost, over_hosts, wandering
 from sim.cost.collective.group import GroupShape, group_shape
@@ -27,8 +26,8 @@ class CpuPricer(Common):
         self._again, self._after = self.calibration.rows("again"), self.calibration.host_seconds("stretch")[0]
         self._wander = wandering(self.calibration.host_seconds("apart")[0], self._after)
         self._shapes: dict[tuple[int, ...], GroupShape] = {}
-        self.saved = Curve((s.shape[0], s.median) for s in calibration.rows("file", "save"))
-        self._reads = Curve((s.shape[0], s.median) for s in calibration.rows("file", "read"))
+        self.saved = calibration.curve("file", "save")
+        self._reads = calibration.curve("file", "read")
 
     def local(self, op: Op, rank: int) -> Cost:
         if op.kind in ("compute", "host"):
