@@ -132,14 +132,14 @@ def play(world: World, request: Request) -> RankResult:
     wake(world.device)
     world.touch_memory()
     world.barrier()
-    apart: list[list[float]] = []
+    served, apart = _served(program), list[list[float]]()
     for turn in range(request.turns):
         world.beat.phase(f"turn {turn}")
-        if _served(program):  # each pass is what was simulated: all begin it together, and then nobody waits
+        if served:  # each pass is what was simulated: all begin it together, and then nobody waits
             world.barrier()
         marks, ends = player.run(host, turn, watched=not request.plain or turn > request.plain)
         passes.append(marks)
-        apart += [[at - ends[0][1] for _, at in ends[1:]]] if turn and _served(program) else []
+        apart += [[at - ends[0][1] for _, at in ends[1:]]] if turn and served else []
         step_times += _step_times(ends) if turn and (not request.plain or turn <= request.plain) else []
     world.beat.phase("collecting spans")
     lengths = {turn: marks[-1][1] - marks[0][0] for turn, marks in enumerate(passes) if marks and (turn or request.turns == 1)}

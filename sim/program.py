@@ -35,7 +35,7 @@ ORDERS = (*EVENTS, "sync")
 
 HOST = "host"
 SERVER = "server"
-"""How the lanes of a parameter server's threads begin: one for each worker."""
+"""How the lanes of a parameter server's threads begin (`server_lane`); its tensors are in host memory as those of the `HOST` lane are."""
 COMPUTE = "compute"
 H2D = "copy.h2d"
 D2H = "copy.d2h"
@@ -44,6 +44,11 @@ D2H = "copy.d2h"
 def cpu_lane(lane: str) -> bool:
     """Whether a lane is a CPU thread's own: the training thread, a loader process, a checkpoint's writer, a parameter server."""
     return lane.startswith((HOST, "loader", "writer", SERVER))
+
+
+def server_lane(worker: int) -> str:
+    """The lane, and thread, of a parameter server that serves one worker."""
+    return f"{SERVER}.{worker}"
 
 
 class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

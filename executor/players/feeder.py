@@ -14,7 +14,8 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,6 +27,8 @@ from topologies.units import show_size
 
 T = TypeVar("T")
 Times = list[tuple[float, float]]
+Body = Callable[[int], object]
+"""Runs one op of a thread in a turn."""
 _NUMBER = struct.Struct("<q")
 _PATIENCE = 1.0
 """Seconds between looks at whether the other side still lives."""
@@ -71,6 +74,14 @@ class Crossing:
                 continue
             seen.add(_NUMBER.unpack(os.read(read, _NUMBER.size))[0])
         seen.discard(wanted)
+
+    def body(self, thread: str, call: Call, op: Op) -> Body | None:
+        """What an op of another thread than the host's does that records an event, or waits for one by number; None for all else."""
+        if op.kind == "record":
+            return partial(self.record, call, op)
+        if op.kind in ("wait", "sync") and op.shift is not None:
+            return partial(self.wait, thread, call, op)
+        return None
 
 
 def inner_events(program: Program, rank: int) -> frozenset[str]:
@@ -166,24 +177,25 @@ def _feed(
 def _passes(
     program: Program, rank: int, thread: str, crossing: Crossing, turns: int, seconds: Callable[[Op], float], file: Path
 ) -> list[Times]:
-    steps = list(program.ops(rank, thread))
+    bodies = [crossing.body(thread, call, op) or partial(_feed_op, op, seconds, file) for call, op in program.ops(rank, thread)]
+    return timed(bodies, turns)
+
+
+def timed(bodies: Sequence[Body], turns: int) -> list[Times]:
+    """Passes through a thread's ops: per turn, start and end of each."""
     found: list[Times] = []
     for turn in range(turns):
         times: Times = []
-        for call, op in steps:
+        for run in bodies:
             start = time.perf_counter()
-            feed_op(op, seconds, file)
-            if op.kind in ("wait", "sync") and op.shift is not None:
-                crossing.wait(thread, call, op, turn)
-            elif op.kind == "record":
-                crossing.record(call, op, turn)
+            run(turn)
             times.append((start, time.perf_counter()))
         found.append(times)
     return found
 
 
-def feed_op(op: Op, seconds: Callable[[Op], float], file: Path) -> None:
-    """A host or copy op of a loader: spends its processor time, reads its bytes."""
+def _feed_op(op: Op, seconds: Callable[[Op], float], file: Path, _turn: int) -> None:
+    """A host or copy op of a loader, the same in every turn: spends its processor time, reads its bytes."""
     if op.kind == "host":
         burn(seconds(op))
     elif op.kind == "copy" and op.how in ("disk", "store"):

@@ -7,7 +7,6 @@ as torch's optimizers do; they are not locked against each other (Hogwild, Niu e
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -18,13 +17,10 @@ import torch.distributed as dist
 from executor.arena import Arena
 from executor.kernels.updates import on_host
 from executor.players.communication import Group, communication
-from executor.players.feeder import Crossing, Times
-from sim.program import MEETING, SERVER, Call, Op, Program
+from executor.players.feeder import Body, Crossing, Times, timed
+from sim.program import MEETING, SERVER, Op, Program
 from sim.work import HostWork
 from topologies.errors import RunFailed
-
-Body = Callable[[int], object]
-"""Runs one op in a turn."""
 
 
 class Server:
@@ -66,46 +62,25 @@ def start_servers(
     for thread in program.threads(rank):
         if thread.startswith(SERVER):
             tags: Counter[tuple[str, str, int]] = Counter()
-            steps = [(op, _body(thread, call, op, crossing, groups, rank, arena, tags)) for call, op in program.ops(rank, thread)]
-            prepared.append((thread, steps))
+            bodies = [crossing.body(thread, call, op) or _body(op, groups, rank, arena, tags) for call, op in program.ops(rank, thread)]
+            prepared.append((thread, bodies))
     threads = torch.get_num_threads()
-    servers = [Server(thread, partial(_passes, steps, turns, threads)) for thread, steps in prepared]
+    servers = [Server(thread, partial(_passes, bodies, turns, threads)) for thread, bodies in prepared]
     others = crossing.alive
     crossing.alive = lambda: others() or next(filter(None, (server.fault for server in servers)), "")
     return servers
 
 
-def _passes(steps: list[tuple[Op, Body]], turns: int, threads: int) -> list[Times]:
+def _passes(bodies: list[Body], turns: int, threads: int) -> list[Times]:
     torch.set_num_threads(threads)  # which each thread has of its own
-    found: list[Times] = []
     with torch.no_grad():
-        for turn in range(turns):
-            times: Times = []
-            for _, run in steps:
-                start = time.perf_counter()
-                run(turn)
-                times.append((start, time.perf_counter()))
-            found.append(times)
-    return found
+        return timed(bodies, turns)
 
 
-def _body(
-    thread: str,
-    call: Call,
-    op: Op,
-    crossing: Crossing,
-    groups: dict[tuple[str, str], Group],
-    rank: int,
-    arena: Arena,
-    tags: Counter[tuple[str, str, int]],
-) -> Body:
+def _body(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena: Arena, tags: Counter[tuple[str, str, int]]) -> Body:
     if op.kind in MEETING:
         issue = communication(op, groups, rank, arena, tags)
         return lambda _: _ended(issue()())
-    if op.kind == "record":
-        return lambda turn: crossing.record(call, op, turn)
-    if op.kind in ("wait", "sync"):
-        return lambda turn: crossing.wait(thread, call, op, turn)
     updates = [on_host(work, arena) for work in op.works if isinstance(work, HostWork)]
     return lambda _: [update() for update in updates]
 

@@ -18,7 +18,7 @@ from sim.cost.place import Common, share_of
 from sim.cost.price import Cost, Source
 from sim.cost.staged import staged
 from sim.framework.framework import Framework
-from sim.program import HOST, MEETING, Op, cpu_lane, held_beside
+from sim.program import HOST, MEETING, SERVER, Op, cpu_lane, held_beside
 from sim.work import HostWork, Work
 from topologies.graph import Topology
 from topologies.hardware import Gpu
@@ -26,9 +26,6 @@ from topologies.hardware import Gpu
 _UPDATE = "cpu_optimizer"
 _CORES = 16.0
 """Cores that `cpu_optimizer` in `params/host.toml` is for."""
-_SERVER = "server."
-"""Lanes of a parameter server's threads, whose tensors are in host memory as those of the `HOST` lane are."""
-
 kept_collective = lru_cache(maxsize=4096)(collective_cost)
 kept_message = lru_cache(maxsize=4096)(message_cost)
 """For all plans of a sweep: those that split their ranks alike send the same sizes in the same groups."""
@@ -202,7 +199,7 @@ class GpuPricer(Common):
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         """Over the devices' links and the network; what is in host memory goes between the processes of the hosts."""
         there = kept_message(op.bytes, source, target, self.topology, siblings)
-        if op.lane == HOST or op.lane.startswith(_SERVER):
+        if op.lane == HOST or op.lane.startswith(SERVER):
             return staged("send", op.bytes, (source, target), self.topology, there)
         return there
 

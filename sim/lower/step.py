@@ -26,7 +26,7 @@ from sim.lower.stage import StageSegments, pair, stage_segments, stages_of
 from sim.lower.template import Templates
 from sim.model.parts import Network
 from sim.plan import Plan
-from sim.program import HOST, Call, Op, Program, Role
+from sim.program import HOST, Call, Op, Program, Role, server_lane
 from sim.schedule.shards import ACTIVE_STAGES
 from sim.turns import Line, Turns, called, single
 
@@ -213,8 +213,8 @@ def _servers(job: Job, place: Place, share: Share, segments: Segments) -> dict[s
         return {}
     found = {}
     for worker in range(job.mesh.world):
-        segments[f"server.{worker}"] = tuple(modes.serve(job, share, worker))
-        found[f"server.{worker}"] = modes.server_calls(job, worker)
+        segments[server_lane(worker)] = tuple(modes.serve(job, share, worker))
+        found[server_lane(worker)] = modes.server_calls(job, worker)
     return found
 
 

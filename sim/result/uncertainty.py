@@ -24,7 +24,7 @@ import msgspec
 from sim.cost.device import document
 from sim.cost.price import Cost, Pricer, Source, transfer_cost
 from sim.plan import Plan
-from sim.program import COMPUTE, HOST, MOVES, Op, Program
+from sim.program import COMPUTE, HOST, MOVES, SERVER, Op, Program
 from topologies.graph import Topology
 from topologies.hardware import Gpu
 
@@ -188,7 +188,7 @@ def _spent(program: Program, pricer: Pricer, topology: Topology) -> tuple[Shares
 def _served(program: Program, pricer: Pricer, topology: Topology, known: _Known, step: int) -> Iterator[Cost]:
     """What a parameter server beside rank 0 does in a step, and what travels to it: ranks wait for that, with their devices idle."""
     for thread, calls in program.threads(0).items():
-        for call in calls if thread.startswith("server") else ():
+        for call in calls if thread.startswith(SERVER) else ():
             for op in program.segments[call.segment] if call.step == step else ():
                 if op.kind == "host":
                     yield pricer.local(op, 0)

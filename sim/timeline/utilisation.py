@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from sim.program import ORDERS, cpu_lane
+from sim.program import ORDERS, SERVER, cpu_lane
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 from topologies.load import Topology
@@ -57,7 +57,7 @@ def on_cpu(span: Span, cpu: bool) -> list[tuple[float, float]]:
 
 
 def _thread_of(span: Span) -> str:
-    return span.lane if span.lane.startswith(("loader", "server", "writer")) else span.thread
+    return span.lane if span.lane.startswith(("loader", SERVER, "writer")) else span.thread
 
 
 def _merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

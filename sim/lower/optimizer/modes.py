@@ -15,7 +15,7 @@ from sim.lower.optimizer.outer import outer_step
 from sim.lower.optimizer.owned import Share
 from sim.lower.optimizer.step import on_cpu
 from sim.lower.optimizer.step import update as step_ops
-from sim.program import COMPUTE, D2H, H2D, HOST, Call, Op
+from sim.program import COMPUTE, D2H, H2D, HOST, Call, Op, server_lane
 from sim.work import MemoryBound
 
 CLS = "comm.ps"
@@ -82,7 +82,7 @@ def push_pull(job: Job, share: Share, rank: int) -> list[Op]:
 
 def serve(job: Job, share: Share, worker: int) -> list[Op]:
     """The server's thread for one worker: takes its gradients, updates, answers."""
-    lane = f"server.{worker}"
+    lane = server_lane(worker)
     size, back = int(share.elements * job.grad_bytes), int(share.elements * job.param_bytes)
     if worker == 0:
         first = Op("server/gradients", "wait", lane, event="server/pushed", shift=0)
@@ -94,7 +94,7 @@ def serve(job: Job, share: Share, worker: int) -> list[Op]:
 
 
 def server_calls(job: Job, worker: int) -> tuple[Call, ...]:
-    return tuple(Call(f"server.{worker}", f"s{step}/worker{worker}", step, step) for step in range(job.steps))
+    return tuple(Call(server_lane(worker), f"s{step}/worker{worker}", step, step) for step in range(job.steps))
 
 
 def _apply(job: Job, share: Share, lane: str) -> Op:
