@@ -20,10 +20,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from executor.players.disk import copy_file, read_bytes
 from sim.program import HOST, MEETING, SERVER, Call, Op, Program
 from sim.work import HostWork
 from topologies.errors import BadInput, RunFailed, SteptwinError
-from topologies.units import show_size
 
 T = TypeVar("T")
 Times = list[tuple[float, float]]
@@ -211,44 +211,6 @@ def burn(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
-
-
-def read_bytes(file: Path, size: int, how: str) -> None:
-    """Real bytes: from the file for `disk` and `store`, else from memory to memory."""
-    if how in ("disk", "store"):
-        left = size
-        with file.open("rb", buffering=0) as source:
-            while left > 0:
-                piece = source.read(min(left, 8 << 20))
-                if not piece:
-                    source.seek(0)
-                left -= len(piece)
-    else:
-        bytearray(memoryview(bytes(size)))
-
-
-def copy_file(op: Op, file: Path, writer: int) -> None:
-    """A copy op of a disk: output is written, to a file of this writer's own, all else is read."""
-    if op.cls == "output" or "write" in op.id:
-        write_bytes(file.with_name(f"written{writer}"), op.bytes)
-    else:
-        read_bytes(file, op.bytes, op.how)
-
-
-def write_bytes(path: Path, size: int) -> None:
-    """Writes the bytes, then drops the file. Raises `RunFailed` where the disk does not take all of them."""
-    block = memoryview(bytes(min(size, 4 << 20)))
-    try:
-        with path.open("wb", buffering=0) as file:
-            at = 0
-            while at < size:
-                at += file.write(block[: size - at])  # a disk that is nearly full takes a part, and the rest is refused
-    except OSError as error:
-        raise RunFailed(
-            f"cannot write {show_size(size)} into {path.parent}: {error.strerror}. Free space, or set output.checkpoint_every = 0"
-        ) from None
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def host_seconds(op: Op, table: dict[str, float]) -> float:

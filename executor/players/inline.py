@@ -11,7 +11,8 @@ import torch
 from executor.arena import Arena, free_memory
 from executor.kernels.bodies import Body, body, spin
 from executor.players.communication import Issue, communication, make_groups
-from executor.players.feeder import Crossing, Kept, copy_file
+from executor.players.disk import copy_file
+from executor.players.feeder import Crossing, Kept
 from executor.players.lanes import DONE, Flag, Mark, is_comm, make_lanes
 from executor.players.player import Player, now
 from executor.players.servers import Server, start_servers

@@ -24,8 +24,9 @@ from executor.arena import Arena, free_memory, of_gpu
 from executor.device_times import around
 from executor.kernels.bodies import Body, body, spin
 from executor.players.communication import Group, communication, connect, make_groups
+from executor.players.disk import copy_file
 from executor.players.events import Cuda, wake
-from executor.players.feeder import Crossing, Kept, copy_file
+from executor.players.feeder import Crossing, Kept
 from executor.players.player import Beside, Player, now
 from executor.ranks.world import World
 from sim.program import HOST, MEETING, Call, Op, Program

@@ -92,7 +92,7 @@ def test_copies_go_the_way_that_their_lane_says(tmp_path: Path, monkeypatch: pyt
 
 def test_output_is_written_and_input_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
-    monkeypatch.setattr("executor.players.feeder.write_bytes", lambda path, size: written.append(size))
+    monkeypatch.setattr("executor.players.disk.save_bytes", lambda path, size: written.append(size))
     _, _, ops, _, _ = _play(CASES["saved"], tmp_path)
     wanted = [op.bytes for _, op in ops if op.kind == "copy" and op.how == "disk" and op.cls == "output"]
     assert wanted and written == wanted * 2
