@@ -85,8 +85,8 @@ def contiguous(shape: tuple[int, ...]) -> torch.Size:
 
 
 class Arena:
-    """The buffers of one rank. `limit`: bytes that activations and weights may take together; states, in fp32, half as much again. `near`: of
-    the ring of activations (`Ring`)."""
+    """The buffers of one rank. `limit`: bytes that activations and weights may take together; states, in fp32, half as much again, and what
+    all of them outgrew as much once more. `near`: of the ring of activations (`Ring`)."""
 
     def __init__(self, device: torch.device, limit: int, recent: int = RECENT, distant: int = 256 << 20, near: bool = False) -> None:
         self.device, self.limit = device, limit
@@ -120,6 +120,12 @@ def of_gpu(device: torch.device, limit: int, distant: int) -> Arena:
     """What a GPU's player and its probe both take their buffers from. Without `near`, whether a small kernel reads from L2 or from memory
     would be up to the largest op of the program: logits of 0.8 GB make a ring of 3 GB, on which all that comes later would be spread."""
     return Arena(device, limit, distant=distant, near=True)
+
+
+def of_cpu(device: torch.device, ranks: int) -> Arena:
+    """What each of a host's ranks takes its buffers from. Three of up to half the limit, and what they outgrew: all ranks together take three
+    quarters of what is available."""
+    return Arena(device, free_memory(device) // (2 * ranks))
 
 
 def free_memory(device: torch.device) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from executor.arena import Arena, free_memory
+from executor.arena import Arena, of_cpu
 from executor.kernels.bodies import Body, body, spin
 from executor.players.communication import Issue, communication, make_groups
 from executor.players.disk import copy_file
@@ -27,7 +27,7 @@ class InlinePlayer(Player):
         self._world, self._crossing = world, crossing
         self._lanes = make_lanes(program, world.rank)
         self._groups = groups = make_groups(program, world.rank)
-        self._arena = arena = Arena(world.device, free_memory(world.device) // max(1, world.size))
+        self._arena = arena = of_cpu(world.device, world.local_size)
         self._flags: Kept[Flag] = Kept(crossing)
         self._tags: Counter[tuple[str, str, int]] = Counter()
         self._issues: dict[int, Issue] = {}

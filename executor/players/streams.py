@@ -95,7 +95,7 @@ class StreamPlayer(Player):
         groups = make_groups(program, world.rank, apart=world.kind == "cuda")
         refuse_aliases({op.lane for _, op in program.ops(world.rank, HOST)} - {HOST}, groups)
         connect(program, groups, world.rank, world.device)
-        arena = of_gpu(world.device, free_memory(world.device), 2 << 30)
+        arena = of_gpu(world.device, free_memory(world.device) // (world.local_size if world.shared else 1), 2 << 30)
         with torch.no_grad():
             for _, op in program.ops(world.rank, HOST):
                 if op.lane != HOST and op.lane not in self._streams:

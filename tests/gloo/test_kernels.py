@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections import Counter
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.arena import Arena, of_gpu
+from executor.arena import Arena, of_cpu, of_gpu
 from executor.kernels.backward import _alone, backward
 from executor.kernels.bodies import body, held
 from executor.kernels.memory_bound import memory_kernel
@@ -25,6 +26,7 @@ from sim.cost.points import place_of
 from sim.predict import predict
 from sim.work import Conv, Gemm, MemoryBound
 from tests.gloo.gpu_standin import StandIn, alone
+from topologies.errors import BadInput
 
 MAIN = {
     "add": "add", "add_": "add_", "scale": "mul", "scale_": "mul_", "copy": "clone", "permute": "clone", "zero": "zero_", "cast": "_to_copy", "reduce": "sum",
@@ -200,6 +202,18 @@ def test_numbers_are_drawn_once_and_copied(monkeypatch: pytest.MonkeyPatch) -> N
         arena = Arena(torch.device("cpu"), 64 << 20, recent=1 << 20, distant=32 << 20)
         assert float(arena.distant(5 << 20).abs().min()) > 0.0 and float(arena.updated(4).abs().min()) > 0.0
     assert len(drawn) <= 1
+
+
+def test_buffers_of_all_ranks_fit_beside_those_they_outgrew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four ranks of VGG-11, whose first linear layer has 411 MB, were ended by the system on a machine of 24 GB."""
+    monkeypatch.setattr("executor.arena.free_memory", lambda device: 12 << 20)  # half of what is available
+    arena = of_cpu(torch.device("cpu"), 4)
+    held = list[torch.Tensor]()
+    for size in range(1 << 14, 12 << 20, 1 << 14):
+        with contextlib.suppress(BadInput):
+            held += [arena.recent(size, dtype=torch.uint8), arena.distant(size, dtype=torch.uint8), arena.updated(size // 4)]
+    taken = sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}.values())
+    assert (4 << 20) < 4 * taken < 24 << 20
 
 
 def test_neighbours_get_different_bytes_however_large() -> None:
