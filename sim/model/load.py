@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -30,7 +31,7 @@ def models() -> tuple[str, ...]:
 
 
 def load_model(name_or_path: str) -> ModelSpec:
-    """A preset by name, or a file. Raises `UnknownName` with the nearest preset, `BadInput` for a file that does not fit."""
+    """A preset by name, as shipped or as the Hugging Face Hub has it, or a file. Raises `UnknownName` with the nearest preset, `BadInput` for a file that does not fit."""
     path = Path(name_or_path)
     folder = os.path.isdir(path)  # Path.is_dir raises where the name is too long
     if folder or path.suffix in (".json", ".toml"):  # read anew each time: files change
@@ -39,7 +40,22 @@ def load_model(name_or_path: str) -> ModelSpec:
         raise BadInput(
             f"model file {path}: its name must end in .json (a Hugging Face config, a captured model) or .toml (the fields of [model])"
         )
-    return _preset(name_or_path)
+    return _preset(_shipped(name_or_path))
+
+
+def _shipped(name: str) -> str:
+    """ "meta-llama/Llama-3.1-8B-Instruct" is Llama 3.1 8B: without its owner, and what it was tuned for, which changes no layer."""
+    names, plain = _plain_names(), _plain(name.rpartition("/")[2])
+    return names.get(plain) or names.get(re.sub(r"(hf|chat|instruct|base)+$", "", plain)) or name
+
+
+@cache
+def _plain_names() -> dict[str, str]:
+    return {_plain(name): name for name in models()}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.lower())
 
 
 def model_from(value: str | dict[str, Any]) -> ModelSpec:

@@ -21,6 +21,23 @@ def test_a_base_lends_what_the_table_does_not_say() -> None:
     assert model_from({"base": "vit-b16", "image": 384, "name": "vit-b16-384"}).name == "vit-b16-384"
 
 
+@pytest.mark.parametrize(
+    ("written", "shipped"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3.1-8b"), ("meta-llama/Llama-2-7b-chat-hf", "llama2-7b"), ("deepseek-ai/DeepSeek-V3-Base", "deepseek-v3"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b"), ("google-t5/t5-base", "t5-base"), ("Llama 3 8B", "llama3-8b"),
+    ],
+)  # fmt: skip
+def test_a_model_is_found_by_its_name_on_the_hub(written: str, shipped: str) -> None:
+    assert load_model(written) == load_model(shipped)
+
+
+@pytest.mark.parametrize("written", ["google-t5/t5", "meta-llama/Llama-3-8B-Vision", "Qwen/Qwen2.5-72B-Instruct-AWQ", "instruct", "a/"])
+def test_a_name_that_says_more_is_no_shipped_models(written: str) -> None:
+    with pytest.raises(UnknownName):
+        load_model(written)
+
+
 def test_one_field_of_a_plans_model_by_override() -> None:
     plan = load_plan({"model": "llama3-8b"}, ("model.layers=2", "model.window=1024"))
     assert plan.model == {"base": "llama3-8b", "layers": 2, "window": 1024} and plan.model_name == "llama3-8b (changed)"
