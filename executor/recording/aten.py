@@ -16,7 +16,9 @@ DTYPES = {
     torch.float8_e5m2: "fp8", torch.int8: "int8",
 }  # fmt: skip
 
-_SKIPPED = {"detach", "_unsafe_view", "lift_fresh", "empty", "empty_like", "new_empty", "empty_strided", "device", "is_same_size", "alias"}
+_SKIPPED = {
+    "detach", "_unsafe_view", "lift_fresh", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "device", "is_same_size", "alias",
+}  # fmt: skip
 _KINDS = {
     "add": "add sub rsub addcmul addcdiv add_ sub_ where masked_fill maximum minimum lt le gt ge eq ne logical_and logical_not",
     "scale": "mul mul_ div div_ neg rsqrt sqrt pow reciprocal exp log cos sin clamp",
@@ -158,6 +160,8 @@ def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor]
         read += moved(inputs[:2] if plain.endswith("backward") else inputs[:1])
     if plain == "max_pool2d_with_indices_backward":  # places, not values
         read -= moved(inputs[1:2])
+    if name == "copy_":  # over what was there
+        read -= moved(inputs[:1])
     what = _WHAT.get(name, "add" if len(inputs) > 1 else "copy")
     return [MemoryBound(what, 0 if what == "zero" else read, made, dtype, ops, 1, rows)]
 

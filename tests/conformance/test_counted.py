@@ -265,3 +265,29 @@ def test_norms_and_softmaxes_know_their_rows_and_a_loss_is_one() -> None:
     assert len(parts["frozen"].backward) == 1
     soft = [w for name in ("mix", "self") for w in parts[name].forward if isinstance(w, MemoryBound) and w.what == "softmax"]
     assert [w.rows for w in soft] == [rows, rows]
+
+
+class Laid(nn.Module):
+    """A product's halves, in the other order, laid into a tensor that is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(128, 128, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.lin(x)
+        out = torch.empty_like(y)
+        out[..., :64], out[..., 64:] = y[..., 64:], y[..., :64]
+        return out
+
+
+def test_what_is_copied_over_is_not_read() -> None:
+    """Nor does an allocation move anything. Forward writes two halves. Backward: for either, autograd's CopySlices copies all of the gradient (the
+    first is one number, broadcast), then the half; what lay beneath the second gets zeros; and the halves are laid into zeros, as slices' gradients."""
+    network = describe(capture(Laid, (Input((8, 128)),), name="laid"), Shape(micro=8, seq=1, precision="fp32"), PLAIN)
+    parts = [part for _, block in network.blocks for part in block.parts]
+    half = 4 * 8 * 64
+    forward = [(w.read, w.written) for part in parts for w in part.forward if isinstance(w, MemoryBound) and w.what == "copy"]
+    backward = [(w.read, w.written) for part in parts for w in part.backward if isinstance(w, MemoryBound) and w.what == "copy"]
+    assert forward == [(half, half)] * 2
+    assert sorted(backward) == [(4, 2 * half), *[(half, half)] * 5, (2 * half, 2 * half)]
