@@ -31,8 +31,9 @@ def divisible(what: str, value: int, by: str, ways: int) -> int:
     return value // ways
 
 
-def data_parallel_only(name: str, what: str, shape: Shape, *, chain: bool = True) -> None:
-    """Raises `Refused` where tensor, context or expert parallelism would split what has no such split. `chain`: pipelines can cut it."""
-    if shape.tp * shape.cp * shape.ep > 1:
-        kinds = "data or pipeline" if chain else "data"
-        raise Refused(f"{name}: {what} is split by {kinds} parallelism only; set tp = cp = ep = 1")
+def data_parallel_only(name: str, what: str, shape: Shape, *, chain: bool = True, context: bool = False) -> None:
+    """Raises `Refused` where tensor, context or expert parallelism would split what has no such split. `chain`: pipelines can cut it; `context`:
+    ranks can share its tokens."""
+    if shape.tp * shape.ep * (1 if context else shape.cp) > 1:
+        kinds = "data, context or pipeline" if context else "data or pipeline" if chain else "data"
+        raise Refused(f"{name}: {what} is split by {kinds} parallelism only; set tp = {'' if context else 'cp = '}ep = 1")

@@ -12,7 +12,7 @@ from sim.model.captured import Captured, boundary
 from sim.model.captured import blocks_of as captured_blocks
 from sim.model.parts import Block, Network, Shape
 from sim.model.specs.decoder import Decoder
-from sim.model.specs.diffusion import DiffusionUNet, Dit, Flux
+from sim.model.specs.diffusion import DiffusionUNet, Dit, Flux, Wan
 from sim.model.specs.pictures import Pictures
 from sim.model.specs.recommender import Dlrm
 from sim.model.specs.spec import Cnn, EncDec, Encoder, Mlp, ModelSpec, Seq2Seq, TransformerXl, Vit
@@ -95,6 +95,7 @@ _BUILDERS: dict[type, tuple[str, str]] = {
     Dit: ("diffusion.dit", "blocks_of"),
     Flux: ("diffusion.flux", "blocks_of"),
     DiffusionUNet: ("diffusion.unet", "blocks_of"),
+    Wan: ("diffusion.wan", "blocks_of"),
     Dlrm: ("dlrm", "blocks_of"),
     Whisper: ("speech.whisper", "blocks_of"),
     Wav2Vec: ("speech.wav2vec", "blocks_of"),

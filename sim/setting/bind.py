@@ -143,6 +143,11 @@ def usual_length(model: ModelSpec) -> int:
     return min(SEQ_LEN, rows - rows % 8 or rows) or SEQ_LEN
 
 
+def length_of(plan: Plan, model: ModelSpec) -> int:
+    """Tokens of a sample, as the plan says or, where it is a picture or a video, its model; 0: neither does."""
+    return max(plan.seq_len or 0, getattr(model, "tokens", 0))
+
+
 def shape_of(plan: Plan, model: ModelSpec) -> Shape:
     """What one rank sees of one micro-batch of `model`."""
     p = plan.parallel

@@ -1,4 +1,4 @@
-"""What networks of diffusion models are: transformers (DiT, FLUX.1) and U-Nets (Stable Diffusion) on the latents of pictures. Sizes are counts of elements."""
+"""What networks of diffusion models are: transformers (DiT, FLUX.1; Wan) and U-Nets (Stable Diffusion) on the latents of pictures or videos. Sizes are counts of elements."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from sim.model.check import check_heads
-from sim.model.specs.fields import Count, Fraction, Layers, Natural
+from sim.model.specs.fields import Count, Fraction, Layers, Natural, Spec
 from sim.model.specs.pictures import Depths, Pictures, Widths
 from topologies.errors import BadInput
+
+_FRAMES = 4
+"""Frames of a video to one of its latents, after the first (Wan-VAE)."""
 
 
 class Latents(Pictures, frozen=True, kw_only=True):
@@ -91,6 +94,52 @@ class Flux(Patched, tag="flux", frozen=True, kw_only=True):
     def input_bytes(self, seq: int) -> int:
         """fp32 latents and the text's embeddings."""
         return 4 * (self.channels * self.side**2 + self.text * self.context + self.pooled)
+
+
+class Wan(Spec, tag="wan", frozen=True, kw_only=True):
+    """A transformer on all patches of a video's latents at once, which attend to each other and to a text (Wan 2.1, arXiv 2503.20314, section 4.2)."""
+
+    unit: ClassVar[str] = "videos"
+    layers: Layers
+    hidden: Count
+    heads: Count
+    ffn: Count
+    channels: Count = 16
+    """Of the latents."""
+    patch: Count = 2
+    """Latents of a side of a patch, of one frame of latents."""
+    frames: Count = 81
+    """Of the video: the first and so many fours."""
+    height: Count = 480
+    width: Count = 832
+    reduction: Count = 8
+    """Pixels to a side of one latent (the autoencoder's)."""
+    text: Count = 512
+    """Tokens of the text's embedding."""
+    context: Count = 4096
+    """Width of it (umT5-XXL's)."""
+
+    def __post_init__(self) -> None:
+        name, step = self.name or "wan", self.reduction * self.patch
+        check_heads(name, self.hidden, self.heads)
+        for field in ("height", "width"):
+            if getattr(self, field) % step:
+                raise BadInput(f"{name}: {field} = {getattr(self, field)} does not make whole patches. Use a multiple of {step}")
+        if self.frames % _FRAMES != 1:
+            near = (self.frames - 1) // _FRAMES * _FRAMES + 1
+            raise BadInput(
+                f"{name}: frames = {self.frames} must be one more than a multiple of {_FRAMES}. Use frames = {near} or {near + _FRAMES}"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Patches of a video."""
+        step = self.reduction * self.patch
+        return (self.frames // _FRAMES + 1) * (self.height // step) * (self.width // step)
+
+    def input_bytes(self, seq: int) -> int:
+        """fp32 latents and the text's embedding."""
+        return 4 * (self.channels * self.tokens * self.patch**2 + self.text * self.context)
 
 
 class DiffusionUNet(Latents, tag="diffusion-unet", frozen=True, kw_only=True):

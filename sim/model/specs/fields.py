@@ -19,7 +19,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One architecture family; its tag is `family` in files."""
 
     unit: ClassVar[str] = "sequences"
-    """What one sample is: sequences | images | samples."""
+    """What one sample is: sequences | images | videos | samples."""
     name: str = ""
 
     def input_bytes(self, seq: int) -> int:

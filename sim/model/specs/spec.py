@@ -16,7 +16,7 @@ from sim.model.captured import Captured
 from sim.model.check import check_heads
 from sim.model.specs.coco import PIXELS
 from sim.model.specs.decoder import Decoder
-from sim.model.specs.diffusion import DiffusionUNet, Dit, Flux
+from sim.model.specs.diffusion import DiffusionUNet, Dit, Flux, Wan
 from sim.model.specs.fields import Activation, Count, Fraction, Layers, Natural, Spec
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.recommender import Dlrm
@@ -198,6 +198,7 @@ ModelSpec = Union[
     Dit,
     Flux,
     DiffusionUNet,
+    Wan,
     Whisper,
     Wav2Vec,
     VisionLanguage,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sim.files.planfile import load_plan
 from sim.plan import Parallel, Plan
 from sim.planning.sweeps.space import relaid
+from sim.setting.bind import length_of, model_of
 from topologies.errors import SteptwinError
 
 _LOADERS = (1, 2, 4, 8, 16)
@@ -12,7 +13,7 @@ _LOADERS = (1, 2, 4, 8, 16)
 _BUCKETS = ("25 MiB", "100 MiB")
 """Messages of gradients that are tried: DDP's own, and what large models and clusters often take."""
 _LONG = 16_384
-"""Tokens of a sequence from which on ranks may share one."""
+"""Tokens of a sequence (or a video) from which on ranks may share one."""
 
 
 def neighbours(plan: Plan) -> list[tuple[tuple[str, ...], Plan]]:
@@ -73,7 +74,7 @@ def _inner(plan: Plan) -> list[tuple[str, ...]]:
     p = plan.parallel
     changes: list[tuple[str, ...]] = [(f"parallel.ep={p.ep * 2}",)]
     changes += [(f"parallel.ep={p.ep // 2}",)] if p.ep % 2 == 0 else []
-    if p.dp_shard % 2 == 0 and (p.cp > 1 or (plan.seq_len or 0) >= _LONG):
+    if p.dp_shard % 2 == 0 and (p.cp > 1 or length_of(plan, model_of(plan)) >= _LONG):
         changes.append((f"parallel.dp_shard={p.dp_shard // 2}", f"parallel.cp={p.cp * 2}"))
     if p.cp % 2 == 0:
         changes.append((f"parallel.dp_shard={p.dp_shard * 2}", f"parallel.cp={p.cp // 2}"))

@@ -6,7 +6,7 @@ import math
 
 from sim.files.planfile import SHORT
 from sim.plan import Plan
-from sim.setting.bind import model_of
+from sim.setting.bind import length_of, model_of
 from topologies.errors import BadInput
 from topologies.load import load_topology
 
@@ -41,7 +41,7 @@ def auto_space(plan: Plan, on: str, gpus: int, edits: tuple[str, ...] = ()) -> d
     if not 1 <= gpus <= machine.gpus:
         raise BadInput(f"--auto {gpus}: {machine.name} has 1 to {machine.gpus} GPUs")
     experts = getattr(getattr(model, "moe", None), "experts", 0) or 0
-    space = sensible(layers, heads, gpus, machine.ranks_per_node, experts, long=(plan.seq_len or 0) >= 32_768)
+    space = sensible(layers, heads, gpus, machine.ranks_per_node, experts, long=length_of(plan, model) >= 32_768)
     if "cp" in space and getattr(model, "window", False):
         space["parallel.cp_kind"] = ("all_to_all",)  # no ring takes sliding windows (`sim.lower.model_parallel.context`)
     if plan.memory.recompute_layers:  # a number for the stages of the plan's own pipeline

@@ -226,6 +226,9 @@ EXACT = {
     # black-forest-labs/flux (src/flux/model.py): 12 billion
     "flux.1-dev": 11_901_408_320,
     "flux.1-schnell": 11_891_178_560,
+    # Wan-Video/Wan2.1 (wan/modules/model.py) as configured, and the tensors of the released files: 1.3 and 14 billion
+    "wan2.1-t2v-1.3b": 1_418_996_800,
+    "wan2.1-t2v-14b": 14_288_491_584,
     # transformers 5.23, WhisperForConditionalGeneration: the encoder's positions count, which are not trained
     "whisper-tiny": 37_760_640,
     "whisper-base": 72_593_920,
