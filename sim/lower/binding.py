@@ -60,6 +60,7 @@ def refuse(job: Job) -> None:
             "inside one sharding group. Use a smaller ep, a larger dp_shard, or zero = 0"
         )
     _refuse_tables(job)
+    _refuse_parts_of_a_batch(job)
     _refuse_offload(job)
     _refuse_muon(job)
     _refuse_adafactor(job)
@@ -151,6 +152,22 @@ def _refuse_reduction(job: Job) -> None:
         raise Refused(
             f'comm.reduce_dtype = "{dtype}": {how.name} keeps gradients in one buffer, of fp32 or as its parameters '
             f"(grad_reduce_in_fp32). Use {allowed}, or leave it out"
+        )
+
+
+def _refuse_parts_of_a_batch(job: Job) -> None:
+    """A contrastive loss compares all samples of a batch: no micro-batch has gradients of its own, and no rank trains alone."""
+    if not job.network.compares:
+        return
+    if job.plan.asynchronous or job.plan.local:
+        raise Refused(
+            f'{job.network.name}: its loss compares the samples of all ranks, of which update.mode = "{job.plan.update.mode}" lets each train alone. '
+            'Set update.mode = "sync"'
+        )
+    if job.plan.microbatches > 1:
+        raise Refused(
+            f"{job.network.name}: its loss compares all samples of a batch, which {job.plan.microbatches} micro-batches would part (open_clip's "
+            f"accum_freq, which runs forward twice, is not described). Set batch.micro = {job.plan.batch.micro * job.plan.microbatches}"
         )
 
 

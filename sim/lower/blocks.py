@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from sim.lower.data_parallel import features
 from sim.lower.job import Job
 from sim.lower.model_parallel import context, expert, tensor
 from sim.lower.model_parallel.exchanges import covered
@@ -145,6 +146,8 @@ def _forward(job: Job, phase: str, block: str, part: Part, saved: int, opens: bo
         ops = context.forward(job, name, part, ops)
     elif part.seam.startswith("ep."):
         ops = expert.forward(job, name, part, ops)
+    elif part.seam.startswith("dp."):
+        ops = features.forward(job, name, part, ops)
     calls = (1 if opens else 0) if job.compiled and not part.shapeless else part.modules
     if job.eager and calls:
         ops.insert(0, host(f"{name}.module", HostWork("module", calls), *_viewed(job, part), *_dispatched(job, part)))
@@ -174,6 +177,8 @@ def _communicate_backward(job: Job, name: str, part: Part, dgrad: list[Op], wgra
         dgrad = context.backward(job, name, part, dgrad)
     elif part.seam.startswith("ep."):
         dgrad, wgrad = expert.backward(job, name, part, dgrad, wgrad)
+    elif part.seam.startswith("dp."):
+        dgrad = features.backward(job, name, part, dgrad)
     return dgrad, wgrad, dgrad + wgrad
 
 

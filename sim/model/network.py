@@ -11,6 +11,7 @@ from sim.framework.framework import Framework
 from sim.model.captured import Captured, boundary
 from sim.model.captured import blocks_of as captured_blocks
 from sim.model.parts import Block, Network, Shape
+from sim.model.specs.clip import Clip
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.diffusion import DiffusionUNet, Dit, Flux, Wan
 from sim.model.specs.pictures import Pictures
@@ -51,6 +52,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         seq=tokens if model.unit == "sequences" else 1,
         sample_bytes=model.input_bytes(tokens // shape.cp),
         whole_batches=isinstance(model, Dlrm),
+        compares=isinstance(model, Clip),
         chain=getattr(model, "chain", True),
         tied=_tied(model),
         heads=_heads(model) if _ahead(model) and not getattr(model, "tied", False) else (),
@@ -96,6 +98,7 @@ _BUILDERS: dict[type, tuple[str, str]] = {
     Flux: ("diffusion.flux", "blocks_of"),
     DiffusionUNet: ("diffusion.unet", "blocks_of"),
     Wan: ("diffusion.wan", "blocks_of"),
+    Clip: ("multimodal.clip", "blocks_of"),
     Dlrm: ("dlrm", "blocks_of"),
     Whisper: ("speech.whisper", "blocks_of"),
     Wav2Vec: ("speech.wav2vec", "blocks_of"),

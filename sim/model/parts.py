@@ -14,7 +14,9 @@ import msgspec
 
 from sim.work import Work
 
-Seam = Literal["", "tp.gather", "tp.reduce", "tp.columns", "ep.dispatch", "ep.combine", "cp.attention", "tp.loss", "tp.embedding"]
+Seam = Literal[
+    "", "tp.gather", "tp.reduce", "tp.columns", "ep.dispatch", "ep.combine", "cp.attention", "tp.loss", "tp.embedding", "dp.features"
+]
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +32,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks of cp that exchange heads of attention."""
     ep: int = 1
     etp: int = 1
+    dp: int = 1
+    """Ranks of data parallelism, whose samples a contrastive loss compares."""
     precision: str = "bf16"
     capacity: float = 0.0
 
@@ -65,9 +69,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel); tp.reduce: after it,
     its output is reduced (row-parallel); tp.columns: before it, the columns of its input are gathered, of all tokens; ep.dispatch /
     ep.combine: token exchange BEFORE / AFTER this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss;
-    tp.embedding: vocabulary-parallel lookup."""
+    tp.embedding: vocabulary-parallel lookup; dp.features: before this part, features of all samples are gathered."""
     seam_bytes: int = 0
-    """Size of that message: the whole (gathered) tensor for tp and cp, this rank's tokens for ep."""
+    """Size of that message: the whole (gathered) tensor for tp, cp and dp, this rank's tokens for ep."""
     seam_heads: tuple[int, ...] = ()
     """cp.attention: bytes of this rank's queries, keys and values, where they change places with heads."""
     seam_weights: int = 0
@@ -172,6 +176,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one sample as the step's input on the device."""
     whole_batches: bool = False
     """Its data set hands out batches, not samples to be put together."""
+    compares: bool = False
+    """Its loss compares the samples of a whole batch."""
     chain: bool = True
     """Each block reads the one before it alone; False: no pipeline can cut it."""
     tied: tuple[str, ...] = ()

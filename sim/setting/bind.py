@@ -17,6 +17,7 @@ from sim.model import ModelSpec, Network, Shape, describe
 from sim.model.captured import Captured
 from sim.model.layers.redo import check_modules
 from sim.model.load import model_from
+from sim.model.specs.clip import Clip
 from sim.model.specs.decoder import Lora
 from sim.model.specs.vlm import VisionLanguage
 from sim.plan import Plan
@@ -157,6 +158,7 @@ def shape_of(plan: Plan, model: ModelSpec) -> Shape:
         tp=p.tp,
         sequence_parallel=p.sequence_parallel and p.tp > 1,
         cp=p.cp,
+        dp=p.dp_replicate * p.dp_shard if isinstance(model, Clip) else 1,
         ulysses=p.ulysses,
         ep=p.ep,
         etp=p.expert_tp,

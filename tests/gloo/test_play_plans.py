@@ -24,6 +24,13 @@ from topologies.errors import BadInput, Refused
 pytestmark = pytest.mark.usefixtures("forked")
 DENSE = {"family": "decoder", "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "ffn": 64}
 MOE = {**DENSE, "moe": {"experts": 4, "top_k": 2, "ffn": 32}}
+VIDEO = {
+    "family": "wan", "layers": 2, "hidden": 32, "heads": 4, "ffn": 64, "frames": 5, "height": 32, "width": 64, "text": 16, "context": 32,
+}  # fmt: skip
+PAIRS = {
+    "family": "clip", "layers": 2, "hidden": 32, "heads": 4, "image": 32, "patch": 8, "text_layers": 2, "text_hidden": 32, "text_heads": 2,
+    "vocab": 64, "text": 16, "width": 32,
+}  # fmt: skip
 OWN = [",".join(f"{stage}{kind}{m + i}" for m in (0, 4) for kind in "FB" for i in range(4)) for stage in range(4)]
 """GPipe for four micro-batches, twice."""
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -44,6 +51,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ring": (DENSE, {"cp": 4}),
     "ulysses": (DENSE, {"cp": 2, "cp_kind": "all_to_all", "dp_replicate": 2}),
     "usp": (DENSE, {"cp": 4, "cp_kind": "all_to_all+p2p", "cp_ulysses": 2}),
+    "video-ring": (VIDEO, {"cp": 2, "pp": 2}),
+    "video-ulysses": (VIDEO, {"cp": 2, "cp_kind": "all_to_all", "dp_shard": 2, "zero": 3}),
+    "video-gathered": (VIDEO, {"cp": 4, "cp_kind": "all_gather"}),
+    "pairs": (PAIRS, {"dp_replicate": 4, "batch": {"micro": 2, "global": 8}}),
+    "pairs-fsdp": (PAIRS, {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "batch": {"micro": 2, "global": 8}}),
     "experts": (MOE, {"dp_shard": 4, "ep": 4, "zero": 3}),
     "fsdp-tp": (DENSE, {"dp_shard": 2, "tp": 2, "zero": 3}),
     "fsdp-interleaved": (DENSE, {"pp": 2, "dp_shard": 2, "zero": 3, "schedule": "interleaved", "virtual_stages": 2}),
@@ -69,7 +81,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "on-host": (DENSE, {"dp_replicate": 4, "update": {"aggregate": "cpu"}}),
     "saved": (DENSE, {"dp_replicate": 4, "output": {"checkpoint_every": 1, "checkpoint_mode": "async"}}),
 }
-_SECTIONS = ("comm", "memory", "optimizer", "update", "output", "framework")
+_SECTIONS = ("batch", "comm", "memory", "optimizer", "update", "output", "framework")
 
 
 def _program(model: dict[str, Any], axes: dict[str, Any]) -> Program:

@@ -18,7 +18,7 @@ from sim.model.diffusion.modulation import gated, modulated
 from sim.model.diffusion.timestep import noised, squared_error, time_embedding
 from sim.model.layers.activation import activation
 from sim.model.layers.attention import core, grouped_query
-from sim.model.layers.elementwise import casts, elementwise, residual
+from sim.model.layers.elementwise import casts, elementwise, in_fp32, residual
 from sim.model.layers.heads import split_heads
 from sim.model.layers.linear import linear
 from sim.model.layers.mlp import mlp
@@ -106,7 +106,7 @@ def _layer(make: _Maker) -> list[Part]:
         _rotated(video, h),
         *own[at:],
         _gated(video, "attn.residual", h, wide=False),
-        *_normed(video, "cross", h),
+        *in_fp32(video, "cross", make.n, lambda wide: [norm(wide, "cross.norm", video.rows, h, "layernorm")]),
         *_cross(make),
         residual(video, "cross.residual", video.rows, h, dropout=False),
         *_modulated(video, "mlp", h),
@@ -157,35 +157,8 @@ def _steering(share: Share, h: int, count: int) -> Part:
     return Part(name="steering", forward=(*up, add), backward=(join, *down, fork), wgrad=(total,), cls="elementwise", tensors=(count * h,), modules=1)  # fmt: skip
 
 
-def _cast(share: Share, name: str, n: int, *, up: bool) -> list[Part]:
-    """`n` values to fp32, or from it; their gradients the other way. None where a compiler casts inside of other kernels."""
-    widen, narrow = casts(share, n)
-    if share.framework.compile or not widen:
-        return []
-    there, back = (widen, narrow) if up else (narrow, widen)
-    return [Part(name=name, forward=tuple(there), backward=tuple(back), cls="elementwise", modules=0)]
-
-
-def _in_fp32(share: Share) -> Share:
-    return share if share.framework.compile else replace(share, es=4)
-
-
 def _modulated(share: Share, name: str, h: int) -> list[Part]:
-    n = share.rows * h
-    return [
-        *_cast(share, f"{name}.wide", n, up=True),
-        *modulated(_in_fp32(share), name, h),
-        *_cast(share, f"{name}.narrow", n, up=False),
-    ]
-
-
-def _normed(share: Share, name: str, h: int) -> list[Part]:
-    n = share.rows * h
-    return [
-        *_cast(share, f"{name}.wide", n, up=True),
-        norm(_in_fp32(share), f"{name}.norm", share.rows, h, "layernorm"),
-        *_cast(share, f"{name}.narrow", n, up=False),
-    ]
+    return in_fp32(share, name, share.rows * h, lambda wide: modulated(wide, name, h))
 
 
 def _gated(share: Share, name: str, h: int, *, wide: bool) -> Part:

@@ -6,6 +6,10 @@ its input, dropout a byte mask), which for the plain GPT gives 34 s b h + 5 a s^
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.work import MemoryBound, Work
@@ -21,6 +25,16 @@ def casts(share: Share, n: int) -> tuple[list[Work], list[Work]]:
     if share.e == 4:
         return [], []
     return [elementwise("cast", share, n, share.e, 4)], [elementwise("cast", share, n, 4, share.e)]
+
+
+def in_fp32(share: Share, name: str, n: int, made: Callable[[Share], Sequence[Part]]) -> list[Part]:
+    """Parts `made` with a stream of fp32, between what casts its `n` values to fp32 and from it; their gradients the other way. A compiler casts
+    inside of other kernels."""
+    widen, narrow = casts(share, n)
+    if share.framework.compile or not widen:
+        return list(made(share))
+    up = Part(name=f"{name}.wide", forward=tuple(widen), backward=tuple(narrow), cls="elementwise", modules=0)
+    return [up, *made(replace(share, es=4)), replace(up, name=f"{name}.narrow", forward=up.backward, backward=up.forward)]
 
 
 def transpose(share: Share, n: int) -> MemoryBound:

@@ -14,6 +14,7 @@ import msgspec
 
 from sim.model.captured import Captured
 from sim.model.check import check_heads
+from sim.model.specs.clip import Clip
 from sim.model.specs.coco import PIXELS
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.diffusion import DiffusionUNet, Dit, Flux, Wan
@@ -202,6 +203,7 @@ ModelSpec = Union[
     Whisper,
     Wav2Vec,
     VisionLanguage,
+    Clip,
     Dlrm,
     Mlp,
     Captured,

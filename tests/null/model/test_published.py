@@ -229,6 +229,13 @@ EXACT = {
     # Wan-Video/Wan2.1 (wan/modules/model.py) as configured, and the tensors of the released files: 1.3 and 14 billion
     "wan2.1-t2v-1.3b": 1_418_996_800,
     "wan2.1-t2v-14b": 14_288_491_584,
+    # open_clip (docs/model_profile.csv: 151.28, 149.62, 427.62, 986.11, 1366.68 and 2539.57 million)
+    "clip-vit-b-32": 151_277_313,
+    "clip-vit-b-16": 149_620_737,
+    "clip-vit-l-14": 427_616_513,
+    "clip-vit-h-14": 986_109_441,
+    "clip-vit-g-14": 1_366_678_273,
+    "clip-vit-bigg-14": 2_539_567_105,
     # transformers 5.23, WhisperForConditionalGeneration: the encoder's positions count, which are not trained
     "whisper-tiny": 37_760_640,
     "whisper-base": 72_593_920,
