@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -170,3 +172,15 @@ def test_a_window_that_becomes_narrow_gets_legends_below(browser: Browser, made:
     browser.send("Emulation.setDeviceMetricsOverride", width=1300, height=900, deviceScaleFactor=1, mobile=False)
     assert browser.run(f"new Promise(done => setTimeout(() => done({sides}), 800))") == "v"
     assert browser.errors() == []
+
+
+PAPER = re.compile(rb"/MediaBox \[0 0 ([0-9.]+) ([0-9.]+)\]")
+
+
+def test_paper_is_as_wide_as_a_page_is(browser: Browser, made: Callable[[str], Path]) -> None:
+    """Figures keep their width in print: on an A4 sheet in a browser's own scale, their right third would be cut off."""
+    browser.open(made("sweep"), width=1300)
+    wide = browser.run("document.querySelector('main').getBoundingClientRect().width")
+    printed = base64.b64decode(browser.send("Page.printToPDF", preferCSSPageSize=True)["data"])
+    sheets = PAPER.findall(printed)
+    assert sheets and all(float(width) >= 0.75 * wide for width, _ in sheets), "points are 3/4 of a pixel"
