@@ -27,7 +27,22 @@ _VARIABLES = ("NCCL_", "CUDA_", "OMP_", "MKL_", "TORCH_", "GLOO_", "SLURM_JOB")
 
 @contextmanager
 def atomic(path: Path) -> Iterator[IO[bytes]]:
-    """A file under a temporary name beside `path`, renamed when all is in it: a reader never sees half a file. Folders are made."""
+    """A file under a temporary name beside `path`, renamed when all is in it: a reader never sees half a file. Folders are made. What a link names is
+    written, and into a device or a pipe (/dev/stdout, /dev/null): a file renamed over it would take its place on the whole machine."""
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            with path.open("wb") as file:
+                yield file
+        else:
+            with _renamed(path.resolve()) as file:
+                yield file
+    except OSError as error:
+        error.filename = str(path)  # of a full disk it is unsaid, else a temporary one
+        raise
+
+
+@contextmanager
+def _renamed(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -51,10 +51,21 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
         raise OSError(28, "no space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OSError, match="no space") as error:
         write_atomic(path, "new")
+    assert error.value.filename == str(path), "a full disk says which file it was"
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    """`--report /dev/null` by root made a file of the machine's null device."""
+    real = write_atomic(tmp_path / "real.txt", "old")
+    for name, target in (("link", real), ("null", Path(os.devnull))):
+        (tmp_path / name).symlink_to(target)
+        write_atomic(tmp_path / name, "new")
+        assert (tmp_path / name).is_symlink()
+    assert real.read_text() == "new" and stat.S_ISCHR(os.stat(os.devnull).st_mode)
 
 
 def test_others_may_read_what_the_mask_allows(tmp_path: Path) -> None:
