@@ -248,10 +248,12 @@ def _app(verb: str = "") -> typer.Typer:
     """The command line; with the rooms of `verb` alone where it is one, else with all of them (help, wrong names)."""
     import typer
 
+    from topologies.verbs import Verbs
+
     codes = "Exit codes: 0 done, 2 bad input, 3 does not fit into memory, 4 a run failed."
     about = (__doc__ or "").split("\n")[0]
-    app = typer.Typer(help=about, epilog=codes, no_args_is_help=True, pretty_exceptions_enable=False)
-    plans = typer.Typer(help="Shipped plans and models", no_args_is_help=True)
+    app = Verbs(help=about, epilog=codes, no_args_is_help=True, pretty_exceptions_enable=False)
+    plans = Verbs(help="Shipped plans and models", no_args_is_help=True)
     desk = _Desk()
 
     @app.callback()  # keeps an app of one verb a group: `steptwin topology list` stays two words

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from topologies.verbs import AsJson, Desk, Fail, MachineSets, Report, Without, of_machine
+from topologies.verbs import AsJson, Desk, Fail, MachineSets, Report, Verbs, Without, of_machine
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     """Adds the group to the command line."""
-    group = typer.Typer(help="Machines and clusters", no_args_is_help=True)
+    group = Verbs(help="Machines and clusters", no_args_is_help=True)
     app.add_typer(group, name="topology")
 
     @group.command("list")

@@ -7,13 +7,34 @@ alone knows `reports`, shows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
+from typer.core import TyperCommand
 
 from topologies.errors import BadInput
+
+
+class Verb(TyperCommand):
+    """A verb whose options are given once, but those that may be repeated: of two, the last would count and the first be passed over in silence."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does. Raises `BadInput` for an option that is given twice."""
+        given: list[Any] = [] if ctx.resilient_parsing else [*self.make_parser(ctx).parse_args(list(args))[2]]
+        for one in given:
+            if one.param_type_name == "option" and not (one.multiple or one.is_flag) and given.count(one) > 1:
+                raise BadInput(f"{one.opts[0]} is given {given.count(one)} times: it takes one value. Give it once")
+        return super().parse_args(ctx, args)
+
+
+class Verbs(typer.Typer):
+    """A command line, or a group of it, whose verbs are `Verb`s."""
+
+    def command(self, name: str | None = None, *, cls: type[TyperCommand] | None = Verb, **more: Any) -> Callable[[Any], Any]:
+        """As typer does."""
+        return super().command(name, cls=cls, **more)
 
 
 def _catalog(incomplete: str) -> list[str]:

@@ -10,12 +10,12 @@ import typer
 
 from sim.verbs import PlanName
 from topologies.errors import BadInput
-from topologies.verbs import AsJson, Calibrated, Desk, Fail, MachineSets, On, Sets, Without, of_machine, split
+from topologies.verbs import AsJson, Calibrated, Desk, Fail, MachineSets, On, Sets, Verbs, Without, of_machine, split
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     """Adds the group to the command line."""
-    group = typer.Typer(help="Chakra execution traces, as ASTRA-sim reads and writes them", no_args_is_help=True)
+    group = Verbs(help="Chakra execution traces, as ASTRA-sim reads and writes them", no_args_is_help=True)
     app.add_typer(group, name="chakra")
 
     @group.command()

@@ -32,6 +32,9 @@ def test_a_place_that_cannot_be_written_is_one_message(words: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        ("predict gpt2-ddp8 --on dgx-h100 --on dgx-a100", "--on is given 2 times"),
+        ("collective all_reduce --bytes 1MiB --bytes 2MiB", "--bytes is given 2 times"),
+        ("topology show dgx-h100 --report a.html --report b.html", "--report is given 2 times"),
         ("collective all_reduce --set bogus=1", "no key of a machine"),
         ("topology show dgx-h100 --set seq_len=8", "no key of a machine"),
         ("jobs gpt2-ddp8 gpt2-ddp8 --set bogus=1", "unknown key 'bogus'"),
