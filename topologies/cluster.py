@@ -14,6 +14,8 @@ from topologies.fabric import Fabric
 from topologies.machine import Machine
 
 MOST_NODES = 1 << 20
+SEVERAL = "one cluster of both is 'A + B', and to compare them put on=A,B into the space of a sweep"
+"""What to write in place of machines by comma."""
 _TERM = re.compile(r"(?:(\d{1,9})\s*[xX*]\s*)?([^\s+]+?)(?::(\d{1,6}))?\Z")
 
 
@@ -84,6 +86,7 @@ def parse(expression: str) -> tuple[Term, ...]:
         if not match:
             raise BadInput(
                 f"cannot read {expression[:80]!r} as a cluster. Write e.g. 'dgx-h100', '16x dgx-h100', '8x dgx-h100 + 4x dgx-a100'"
+                + (f"; {SEVERAL}" if "," in expression else "")
             )
         count = int(match.group(1) or 1)
         if not 0 < count <= MOST_NODES:

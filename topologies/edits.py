@@ -15,6 +15,7 @@ store.read=2 GB/s  store.total_write=500 GB/s  store.latency=150 ms     what all
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 
 import msgspec
@@ -33,6 +34,21 @@ from topologies.units import duration, rate
 Edit = Callable[[Cluster, str, str], Cluster]
 SECTIONS = ("link", "gpu", "cpu", "nic", "disk", "store", "fabric")
 """First words of keys with a dot."""
+_LINKS = ("nvlink", "xgmi", "c2c", "pcie", "numa", "upi", "dram", "engine", "net", "spine")
+_PARTS = (
+    "gpu.memory",
+    "gpu.bandwidth",
+    "gpu.power",
+    "gpu.clock",
+    "cpu.cores",
+    "cpu.bandwidth",
+    "nic.rate",
+    "disk.read",
+    "disk.write",
+    "store.read",
+    "store.write",
+)
+"""Keys with a dot that are often wanted, beside those of links."""
 
 
 def is_edit(key: str) -> bool:
@@ -43,6 +59,14 @@ def is_edit(key: str) -> bool:
 def keys() -> tuple[str, ...]:
     """Sections of keys with a dot, and keys without."""
     return tuple(dict.fromkeys((*SECTIONS, *_EDITS)))
+
+
+def meant(key: str) -> list[str]:
+    """Keys of a machine that may be meant by one that is none: those that end in it or have its link (`nvlink.rate`), else the nearest; three at most."""
+    known = [*(f"link.{kind}.{what}" for what in ("rate", "latency") for kind in _LINKS), *_PARTS, *_EDITS]
+    link = f"link.{key.partition('.')[0]}."
+    found = [one for one in known if one.endswith(f".{key}")] or [one for one in known if one.startswith(link)]
+    return (found or difflib.get_close_matches(key[:80], [one for one in known if one != "gpu"], cutoff=0.8))[:3]
 
 
 def apply(cluster: Cluster, edits: tuple[str, ...]) -> Cluster:
@@ -72,9 +96,8 @@ def _one(cluster: Cluster, key: str, value: str) -> Cluster:
 
 def _link(cluster: Cluster, rest: str, value: str) -> Cluster:
     kind, dot, what = rest.partition(".")
-    allowed = ("nvlink", "xgmi", "c2c", "pcie", "numa", "upi", "dram", "engine", "net", "spine")
-    if kind not in allowed:
-        raise UnknownName("kind of link", kind, allowed)
+    if kind not in _LINKS:
+        raise UnknownName("kind of link", kind, _LINKS)
     if not dot or what not in ("rate", "latency"):
         raise UnknownName("property of a link", what, ("rate", "latency"), f"link.{kind}")
     where = f"link.{kind}.{what}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from topologies.build import FIELDS, build
-from topologies.cluster import Cluster, Term, join, parse
+from topologies.cluster import SEVERAL, Cluster, Term, join, parse
 from topologies.devices import document, shelf
 from topologies.errors import BadInput, UnknownName
 from topologies.fabric import merge_fabric, read_fabric
@@ -151,6 +151,8 @@ def machine_document(name: str, folder: Path | None = None, chain: tuple[str, ..
             there = ", ".join(one for one in shelf("machines") if document("machines", one).get("gpu") == name)
             put = f'Put it into one: gpu = "{name}" in a file, or --on l4-x8 --set gpu={name}'
             raise BadInput(f"'{name}' is a GPU, not a machine. " + (f"These have it: {there}" if there else put))
+        if name not in machines() and "," in name:
+            raise BadInput(f"'{name[:80]}' names several machines: {SEVERAL}")
         if name not in machines():
             raise UnknownName("machine", name, machines())
         if name in chain:

@@ -18,6 +18,7 @@ from sim.plan import Plan
 from sim.rules import check
 from sim.schedule.reading import read_rows, written_of
 from topologies import units
+from topologies.edits import is_edit, meant
 from topologies.errors import BadInput, UnitError, UnknownName
 from topologies.table import parse_toml, read_toml
 
@@ -68,7 +69,7 @@ def read_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, 
     for override in overrides:
         if not isinstance(override, str):
             raise BadInput(f"an override is a text such as 'batch.micro=2', one for each key, not {str(override)[:60]!r}")
-        tree = _set(tree, override)
+        tree = _set(tree, override, where)
     return from_tree(tree, where)
 
 
@@ -119,11 +120,13 @@ def _unknown(source: str, shipped: Iterable[str]) -> BadInput:
     return UnknownName("plan", source, shipped)
 
 
-def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
+def _set(tree: dict[str, Any], override: str, where: str) -> dict[str, Any]:
     path, equals, text = (part.strip() for part in override.partition("="))
     keys = SHORT.get(path, path).split(".")
     if not equals or not all(keys):
         raise BadInput(f"--set {override!r}: write key=value, e.g. --set parallel.tp=4")
+    if keys[0] not in _sections(Plan):
+        _check_machines(path, where)
     try:
         value: object = parse_toml(f"v = {text}", "value")["v"]
     except BadInput:  # no TOML value: a text without quotes
@@ -142,6 +145,19 @@ def _set(tree: dict[str, Any], override: str) -> dict[str, Any]:
     if keys == ["parallel", "schedule"]:
         at.pop("actions", None)  # are those of the schedule before
     return copy
+
+
+def _check_machines(key: str, where: str) -> None:
+    """Raises `BadInput` for a key that stands outside of its section, and for one that is, or may be meant for, a machine's."""
+    if is_edit(key):
+        raise BadInput(
+            f"{key} is a key of the machine, and here are those of a plan alone: --set takes it beside --on, steptwin.topology as an edit"
+        )
+    misplaced = unplaced(key, where)
+    if misplaced is not None:
+        raise misplaced
+    if near := meant(key):
+        raise BadInput(f"unknown key '{key[:80]}' in {where}. Did you mean the machine's {' or '.join(near)}?")
 
 
 def _struct_of(annotation: Any) -> type[msgspec.Struct] | None:
