@@ -86,5 +86,5 @@ def _cards(found: Capacity, unit: str) -> list[Card]:
         (_energy(found), "energy", "GPUs, hosts, network and cooling"),
     ]
     if found.money is not None:
-        cards.append((_money(found, unit), "money", "at the prices given"))
+        cards.append((_money(found, unit), "money", "at the prices given" + "".join(f"; nothing for {edit}" for edit in found.unpriced)))
     return cards

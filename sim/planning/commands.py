@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,11 +59,11 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Every plan of a space: memory, bounds, then simulation; resumes where it was.  Example: steptwin sweep llama3-8b-fsdp8 --auto 16 --on "2x dgx-h100\""""
         from sim.files.planfile import read_plan
-        from sim.planning.capacity.capacity import load_prices
+        from sim.planning.capacity.capacity import load_prices, unpriced
         from sim.planning.sweeps.auto import expanded
         from sim.planning.sweeps.space import parse_space
         from sim.planning.sweeps.sweep import sweep as run
-        from sim.planning.sweeps.told import again_by, batch, tell
+        from sim.planning.sweeps.told import again_by, batch, changes, tell
 
         overrides, edits = split(set_, fail, without)
         base = read_plan(plan, overrides)  # its points are checked: they may split another way
@@ -74,6 +74,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         points = expanded(base, written := parse_space(space if auto is None else f"{space} auto={auto}"), on, edits)
         how: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "edits": edits, "say": _say(desk)}
         how["prices"] = load_prices(prices) if prices else None
+        _free(desk, unpriced(how["prices"], (*edits, *changes(points, how["prices"]))))
         if trials is None:
             found = run(base, points, on, out, every=every, **how)
         else:
@@ -202,7 +203,8 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
             found = smallest(base, on, work, days, say=desk.say, **options)
         shown = found.to_dict()
         if not as_json:
-            del shown["interval_s"]
+            del shown["interval_s"], shown["unpriced"]
+            _free(desk, found.unpriced)
             if found.quiet_step_s < found.step_time_s:  # what the plan saves is no part of the days: checkpoints are counted apart
                 shown["step_without_checkpoints_s"] = found.quiet_step_s
             shown["days_interval"] = "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)
@@ -214,6 +216,12 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
             desk.say(f"report: {desk.page('capacity', report, plan, found, *curves)}")
         if not found.fits:
             raise typer.Exit(3)
+
+
+def _free(desk: Desk, edits: Iterable[str]) -> None:
+    """What another machine is not charged for."""
+    for edit in edits:
+        desk.say(f'note: no price for {edit}: the money is that of the machine without it. --prices: "{edit}" = 0.1 adds to each GPU-hour')
 
 
 def _disturbed(app: typer.Typer, desk: Desk) -> None:

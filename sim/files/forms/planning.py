@@ -81,7 +81,8 @@ class Sweep(Said, frozen=True, kw_only=True):
 
 
 class Capacity(Said, frozen=True, kw_only=True):
-    """`steptwin capacity --json`: seconds, joules, money in the price file's unit; intervals of 80 %, of the step and of the days."""
+    """`steptwin capacity --json`: seconds, joules, money in the price file's unit (nothing of it for what is `unpriced`); intervals of
+    80 %, of the step and of the days."""
 
     plan: str
     gpus: int
@@ -99,6 +100,7 @@ class Capacity(Said, frozen=True, kw_only=True):
     gpu_hours: float
     energy_j: float | None
     money: float | None
+    unpriced: list[str]
     fits: bool
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     money: float | None
     fits: bool
     plan: str = ""
+    unpriced: tuple[str, ...] = ()
+    """What was changed about the machine and is not among the prices: `money` has nothing for it."""
 
     @property
     def days(self) -> float:
@@ -90,7 +93,10 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
             ("failures", f"{self.failures:,}; a checkpoint every {self.checkpoint_interval_s:,.0f} s"),
             ("GPU-hours", f"{self.gpu_hours:,.0f}"),
             ("energy", "not known" if self.energy_j is None else show_energy(self.energy_j)),
-            ("money", "no prices" if self.money is None else f"{self.money:,.0f}"),
+            (
+                "money",
+                "no prices" if self.money is None else f"{self.money:,.0f}" + "".join(f"; nothing for {one}" for one in self.unpriced),
+            ),
         ]
         return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
@@ -144,6 +150,15 @@ def price_of(prices: dict[str, float], on: str, gpus: int = 0, edits: tuple[str,
     if found < 0:
         raise BadInput(f"a GPU-hour of {on} with {', '.join(edits)} would cost {found:.4g}")
     return found
+
+
+_FREE = ("fail", "slow", "order", "ranks_per_node", "p2p")
+"""What happens to a machine, and how it is used: nobody pays for that."""
+
+
+def unpriced(prices: Container[str] | None, edits: Iterable[str]) -> tuple[str, ...]:
+    """Of `edits`, those that make another machine for which the prices add nothing: a GPU-hour costs what it costs without them."""
+    return tuple(one for one in edits if prices is not None and one not in prices and one.partition("=")[0].strip() not in _FREE)
 
 
 def _machines_price(prices: dict[str, float], on: str, gpus: int) -> float:
@@ -211,6 +226,7 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
         energy_j=_energy(setting.topology, run, plan.world),
         money=_money(prices, on.name if isinstance(on, Topology) else on, run.elapsed / 3600, plan.world, how, setting.topology, edits),
         fits=fit is None,
+        unpriced=unpriced(prices, edits),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from sim.files.planfile import load_plan
@@ -13,6 +13,7 @@ from sim.planning.sweeps.sweep import Sweep
 from sim.planning.sweeps.tables import MOST, said_row, split_of, unit_of
 from sim.result.idle import untouched
 from sim.setting.bind import bind
+from topologies.edits import is_edit
 from topologies.errors import BadInput
 from topologies.unfelt import unfelt
 from topologies.verbs import Desk
@@ -27,6 +28,12 @@ def batch(base: Plan, space: Mapping[str, tuple[str, ...]], found: Sweep) -> dic
         return {"batch": "micro x data-parallel ranks, without accumulation; another: --set batch.global=1024"}
     tokens = f" ({base.batch.global_ * found.best.seq:,} tokens)" if found.best.seq > 1 else ""
     return {"batch": f"{base.batch.global_:,} samples{tokens} a step, as the plan says; another: --set batch.global=1024"}
+
+
+def changes(space: Mapping[str, tuple[str, ...]], prices: Container[str] | None) -> list[str]:
+    """What the space changes about machines, key by key; a key that the prices know has said what each of its values costs."""
+    each = [[f"{key}={value}" for value in values] for key, values in space.items() if is_edit(key)]
+    return [edit for edits in each if prices is not None and not any(edit in prices for edit in edits) for edit in edits]
 
 
 def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str], as_json: bool) -> None:

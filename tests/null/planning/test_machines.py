@@ -19,7 +19,10 @@ from sim.planning.sweeps.sweep import Sweep, sweep
 from sim.planning.sweeps.told import unfelt_by_all
 from sim.predict import predict_setting
 from sim.setting.bind import bind
+from tests.null.verbs.test_verbs import Call, call
 from topologies.errors import BadInput
+
+__all__ = ["call"]
 
 PLAN = load_plan({"model": "gpt2-124m", "seq_len": 512, "batch": {"global": 64, "micro": 4}, "parallel": {"dp_replicate": 16}})
 ON = "2x dgx-h100"
@@ -85,6 +88,30 @@ def test_a_price_is_of_what_is_changed_too(tmp_path: Path) -> None:
     assert told.money == pytest.approx(3.0 * told.gpu_hours)
     with pytest.raises(BadInput, match="no price for gpu=b200-sxm"):
         sweep(PLAN, parse_space("gpu=h200-sxm,b200-sxm"), ON, tmp_path / "s.sqlite", prices=prices)
+
+
+def test_money_says_which_changes_have_no_price(tmp_path: Path, call: Call) -> None:
+    """A slower network at the price of the fast one was passed over in silence; a key that has a price for one value has said the others'."""
+    file, nic = tmp_path / "prices.toml", "nic.rate=100 Gbit/s"
+    file.write_text('dgx-h100 = 2.5\n"oversubscription=4" = -0.25\n')
+    prices = load_prices(file)
+    told = steptwin.capacity(PLAN, ON, 1e9, prices=prices, edits=(nic, "oversubscription=4", "slow=r0:0.9"))
+    assert told.unpriced == (nic,) and f"; nothing for {nic}" in str(told)
+    assert not steptwin.capacity(PLAN, ON, 1e9, edits=(nic,)).unpriced, "no prices, no money"
+    said = call(
+        "sweep",
+        "gpt2-ddp8",
+        "micro=8 oversubscription=1,4 pod=1,2",
+        "--set",
+        nic,
+        "--prices",
+        str(file),
+        "--out",
+        str(tmp_path / "s.sqlite"),
+    )
+    assert [line.partition(": ")[2].partition(":")[0] for line in said.err.splitlines() if line.startswith("note: ")] == [
+        f"no price for {edit}" for edit in (nic, "pod=1", "pod=2")
+    ]
 
 
 def test_what_no_machine_has_is_bad_input_and_what_one_lacks_is_no_plan(tmp_path: Path) -> None:
