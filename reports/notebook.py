@@ -159,13 +159,13 @@ def _traced(found: Prediction) -> Any:
 
 def _memory(found: Prediction) -> go.Figure:
     from reports.figures.memory import memory_line
-    from sim.timeline.metrics import window
+    from sim.timeline.asynchrony import step_shown
 
     trace = _traced(found)
     if not trace.memory:
         raise UnknownName("figure of a step whose runs of ops are one span each", "memory", ("timeline", "breakdown", "sources"))
     lines = {rank: tuple(line) for rank, line in trace.memory.items()}
-    return memory_line(lines, found.rooms, window(trace))
+    return memory_line(lines, found.rooms, step_shown(trace))
 
 
 def _drawn(module: str, function: str, pick: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], go.Figure]:

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from reports.words import clock, safe
 from sim.cost.price import Cost, Pricer, carried, transfer_cost
 from sim.program import MOVES, Program, full_id
-from sim.timeline.metrics import window
+from sim.timeline.asynchrony import step_shown
 from sim.trace import Span, Trace
 
 BINS = 240
@@ -58,7 +58,7 @@ def link_use(program: Program, trace: Trace, pricer: Pricer) -> list[LinkUse]:
 
     Bytes come from the pricer, times from the trace: what contention stretches moves the same bytes for longer.
     """
-    begin, end = window(trace)
+    begin, end = step_shown(trace)
     if end <= begin:
         return []
     width = (end - begin) / BINS

@@ -15,7 +15,7 @@ from reports.figures.bars import Bar, level, merge, parts
 from reports.figures.palette import WAITS, colour
 from reports.words import Clock, clock, safe, seconds, short, volume
 from sim.program import EVENTS, HOST
-from sim.timeline.metrics import window
+from sim.timeline.asynchrony import step_shown
 from sim.trace import Span, Trace
 
 _PIXELS = 1600
@@ -43,7 +43,7 @@ def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit:
     `ranks`: unsaid, the `representative` ones. At most about `limit` pieces of bars are drawn in all.
     """
     chosen = list(ranks) if ranks is not None else [rank for rank, _ in representative(traces[0])]
-    windows = [window(trace) for trace in traces]
+    windows = [step_shown(trace) for trace in traces]
     rows = _rows(traces, windows, chosen)
     pixels = [(end - begin) / _PIXELS for _, (begin, end), _ in rows]
     whole = [merge(spans, pixel, len(spans)) for pixel, (*_, spans) in zip(pixels, rows, strict=True)]
@@ -139,7 +139,7 @@ def told(chosen: Sequence[tuple[int, str]], trace: Trace) -> str:
 
 def _early(trace: Trace, rank: int) -> float:
     """Seconds by which a rank's host, of which nothing is drawn, had launched the reported step before it begins; 0 where it had not."""
-    (begin, end), number = window(trace), trace.steps + trace.reported
+    (begin, end), number = step_shown(trace), trace.steps + trace.reported
     mine = [span for span in trace.spans if span.rank == rank]
     if any(span.lane == HOST and span.end > begin and span.start < end for span in mine):
         return 0.0

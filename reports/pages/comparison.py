@@ -42,7 +42,7 @@ def comparison_page(
     page.cards([cards[0], *_measured(found), *cards[1:]])
     page.warnings([*notes_of(summary), *notes])
     files = [f"{trace.origin}.json.gz" for trace in traces] if scene.trace_file else []
-    timelines(page, [trace for trace in traces if trace.origin != "stock"], _worst(found), files)
+    timelines(page, [trace for trace in traces if trace.origin != "stock"], _worst(found), files, summary)
     for name, one in found.items():
         page.section(
             f"Error by class, against {name}", "Time per step and rank in each class of op; the figure beside a bar is the signed error."

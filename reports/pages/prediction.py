@@ -14,7 +14,7 @@ from reports.figures.utilisation import monitor
 from reports.page import Card, Page
 from reports.scene import Scene
 from reports.words import gib, ranks, rate, seconds, volume
-from sim.timeline.metrics import window
+from sim.timeline.asynchrony import step_shown
 from sim.timeline.utilisation import utilisation
 from sim.trace import Trace
 from topologies.units import show_flops
@@ -113,13 +113,14 @@ def prediction_page(title: str, summary: Mapping[str, Any], trace: Trace, scene:
     page = Page(title, f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}. Predicted; nothing was run.")
     page.cards(headline(summary))
     page.warnings(notes_of(summary))
-    timelines(page, [trace], None, [scene.trace_file])
+    timelines(page, [trace], None, [scene.trace_file], summary)
     prediction_body(page, summary, trace, scene)
     return page.text(FOOT)
 
 
-def timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Sequence[str]) -> None:
-    """The traces on one axis, with links to `files` that hold them whole. `worst`: the rank that a comparison finds furthest off."""
+def timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Sequence[str], summary: Mapping[str, Any]) -> None:
+    """The traces on one axis, with links to `files` that hold them whole. `worst`: the rank that a comparison finds furthest off; `summary`: of the
+    first trace."""
     if not any(trace.spans for trace in traces):
         page.warnings(["The trace holds no op: there is no timeline to draw."])
         return
@@ -129,11 +130,20 @@ def timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Seq
         "Timeline",
         f"{how} (a CUDA stream or a CPU thread). Drag to zoom, double-click to go back; hover an op for its bytes, FLOPs and the source of its cost.",
     )
-    page.note(f"{MERGED} {told(chosen, traces[0])}".strip())
+    page.note(f"{MERGED} {told(chosen, traces[0])} {_mean(summary, traces[0])}".strip())
     page.figure(timeline(traces, [rank for rank, _ in chosen]))
     for file in files:
         if file:
             page.link("Every op of every traced rank:", file, "opens in Perfetto (ui.perfetto.dev), chrome://tracing and Meta's HTA.")
+
+
+def _mean(summary: Mapping[str, Any], trace: Trace) -> str:
+    """Where the step that is drawn is not as long as the one that is told: that has output in it, or is the mean of steps that differ."""
+    (begin, end), step, output = step_shown(trace), summary["step_time_s"], summary["breakdown"]["output_s"]
+    if abs(step - (end - begin)) <= 0.01 * step:
+        return ""
+    beside = f", {seconds(output)} of it output (checkpoints, logs), which is not drawn" if output > 0.01 * step else ""
+    return f"One step of {seconds(end - begin)} is drawn; a mean one takes {seconds(step)}{beside}."
 
 
 def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene: Scene) -> None:
@@ -146,7 +156,7 @@ def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene:
     page.table(("class of op", "time", "share of the step"), rows)
     if any(line for line in scene.memory.values()):
         page.section("Device memory over time", f"Peak {gib(summary['peak_memory_bytes'])} on the fullest rank. " + _parts(summary))
-        page.figure(memory_line(scene.memory, scene.rooms, window(trace)))
+        page.figure(memory_line(scene.memory, scene.rooms, step_shown(trace)))
     if summary.get("syncs"):
         page.section("Where host and device wait for each other", "Each kind of sync point: how often in a step, and what it costs.")
         page.table(
@@ -156,7 +166,8 @@ def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene:
     if scene.topology is not None and trace.spans:
         page.section("How busy everything is", "Cores, CPU threads and device lanes over the step, busiest of each kind first.")
         page.figure(monitor(utilisation(trace, scene.topology), scene.measured))
-    _links(page, scene, step)
+    begin, end = step_shown(trace)
+    _links(page, scene, end - begin)
     page.section(
         "On what the costs rest", "measured: by `probe` on this machine. fitted: on published measurements. assumed: by a stated rule."
     )
@@ -177,6 +188,7 @@ def _parts(summary: Mapping[str, Any]) -> str:
 
 
 def _links(page: Page, scene: Scene, step: float) -> None:
+    """`step`: seconds that are drawn; what comes between steps alone (output) is no part of them."""
     if scene.uses:
         page.section(
             "Link use over time",

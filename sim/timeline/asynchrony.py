@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.program import EVENTS, SERVER
-from sim.timeline.metrics import CLASSES, Breakdown, classify
+from sim.timeline.metrics import CLASSES, Breakdown, classify, window
 from sim.trace import Span, Trace
 
 
@@ -35,6 +35,20 @@ def mean_step(trace: Trace) -> Breakdown:
         ranks += weight
     # `sums` holds shares of the time, of each rank 1 in all.
     return Breakdown(**{name: share / made for name, share in sums.items()})
+
+
+def step_shown(trace: Trace) -> tuple[float, float]:
+    """Begin and end of what a page shows of a trace: the reported step; where ranks do not wait for each other, the slowest one's last step that ends
+    while all others still run. By the end of its last, quicker ranks have stopped long since."""
+    if not served(trace):
+        return window(trace)
+    spans: dict[int, list[Span]] = {}
+    for span in trace.spans:
+        spans.setdefault(span.rank, []).append(span)
+    ends = [_ends(of_rank, trace.steps) for of_rank in spans.values()]
+    until = min(own[-1] for own in ends) * (1 + 1e-9)
+    last = [max((step for step in zip([0.0, *own], own, strict=False) if step[1] <= until), default=(0.0, until)) for own in ends]
+    return max(last, key=lambda step: step[1] - step[0])
 
 
 def counted(ends: Sequence[float], until: float) -> tuple[int, int]:

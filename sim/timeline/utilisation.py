@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from sim.program import ORDERS, SERVER, cpu_lane
+from sim.timeline.asynchrony import step_shown
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 from topologies.load import Topology
@@ -132,7 +133,7 @@ def cpu_busy(trace: Trace, topology: Topology, seconds: float | None = None) -> 
 
 def utilisation(trace: Trace, topology: Topology, bins: int = BINS) -> Utilisation:
     """Busy shares of cores, threads and device lanes in the reported step. An empty trace has no uses."""
-    begin, end = window(trace)
+    begin, end = step_shown(trace)
     if end <= begin:
         return Utilisation(begin, end, ())
     cpu = topology.kind == "cpu"

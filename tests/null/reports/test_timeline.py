@@ -3,6 +3,7 @@
 import re
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from reports.figures.bars import level, merge, parts
 from reports.figures.shares import breakdown_bar
 from reports.figures.timeline import WAITS, pieces, representative, timeline, told
 from sim.predict import predict
+from sim.timeline.asynchrony import step_shown
+from sim.timeline.metrics import window
 from sim.trace import Span, Trace
 
 CLASSES = st.sampled_from(["gemm", "norm", "comm.dp"])
@@ -160,3 +163,15 @@ def test_a_host_that_has_run_ahead_has_no_lane_and_the_page_says_why() -> None:
     assert "r0 compute" in lanes and "r0 host" not in lanes
     assert re.search(r"The host has no lane: all of this step was launched at least [\d.]+ ms before", told(representative(ahead), ahead))
     assert "r0 host" in {row.y[0] for row in timeline([behind]).data} and "no lane" not in told(representative(behind), behind)
+
+
+def test_of_ranks_that_wait_for_nobody_a_step_is_shown_in_which_all_of_them_work() -> None:
+    """Rank 0 beside its server makes three steps of 1 s while rank 1 makes one and a half of 2 s: by rank 1's third it has stopped long since."""
+    spans = [Span(rank, "compute", f"r{rank}/s{step}/op", 1.0 + lasts * step, 1.0 + lasts * (step + 1), step=step, cls="gemm")
+             for rank, lasts in ((0, 1.0), (1, 2.0)) for step in range(3)]  # fmt: skip
+    waited = Trace(spans, steps=3)
+    assert step_shown(waited) == window(waited) == (5.0, 7.0)
+    server = Span(0, "server.1", "r0/s0/server/update", 1.0, 1.5, thread="server.1", cls="optimizer")
+    assert step_shown(Trace([*spans, server], steps=3)) == (0.0, 3.0)
+    quick = [msgspec.structs.replace(span, start=span.start / 2, end=span.end / 2) if span.rank == 1 else span for span in spans]
+    assert step_shown(Trace([*quick, server], steps=3)) == (2.0, 3.0)
