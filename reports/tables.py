@@ -9,7 +9,7 @@ from typing import Any
 from reports.figures.palette import WORDS
 from reports.words import gib, ranks, rate, seconds
 from sim.tables import aligned, wordy
-from topologies.units import show_energy
+from topologies.units import show_energy, show_flops
 
 
 class Listing:
@@ -78,6 +78,7 @@ def _ms(value: float) -> str:
 
 def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
     table = Listing(f"{value['model']['name']} on {value['topology']} ({ranks(value['gpus'])})", "prediction", "")
+    device = "GPU" if value["device"] == "cuda" else "rank"
     table.add_row("step time", _ms(value["step_time_s"]))
     if "interval_s" in value:
         low, high, level = (value["interval_s"][key] for key in ("low", "high", "level"))
@@ -85,11 +86,11 @@ def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
     for unit in ("tokens", "samples"):
         if f"{unit}_per_s_per_gpu" in value:
             table.add_row(f"{unit} per second", rate(value[f"{unit}_per_s"]))
-            table.add_row(f"{unit} per second and GPU", rate(value[f"{unit}_per_s_per_gpu"]))
-    table.add_row("model FLOP rate per GPU", f"{value['model_flops_per_gpu_per_s'] / 1e12:,.2f} TFLOP/s")
+            table.add_row(f"{unit} per second and {device}", rate(value[f"{unit}_per_s_per_gpu"]))
+    table.add_row(f"model FLOP rate per {device}", show_flops(value["model_flops_per_gpu_per_s"]))
     if value["mfu"] is not None:
         table.add_row("MFU", f"{value['mfu']:.1%}")
-    table.add_row("peak memory", f"{value['peak_memory_bytes'] / 2**30:,.2f} GiB" + ("" if value["fits"] else "  DOES NOT FIT"))
+    table.add_row("peak memory", gib(value["peak_memory_bytes"]) + ("" if value["fits"] else "  DOES NOT FIT"))
     console.print(table)
     step = value["step_time_s"] or 1.0
     split = Listing("where the step goes", "class", "time", "share")

@@ -62,7 +62,7 @@ def headline(summary: Mapping[str, Any]) -> list[Card]:
     split, step = summary["breakdown"], summary["step_time_s"] or 1.0
     unit = "tokens" if "tokens_per_s" in summary else "samples"
     mfu = summary["mfu"]
-    device = "GPU" if mfu is not None else "rank"  # CPU hosts have no peak to compare with
+    device = "GPU" if summary["device"] == "cuda" else "rank"
 
     def part(name: str, key: str) -> Card:
         return f"{split[key] / step:.1%}", name, f"{seconds(split[key])} of the step"

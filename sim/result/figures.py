@@ -63,6 +63,7 @@ def figures(
         tokens_per_s=samples * network.seq,
         model_flops_per_gpu_per_s=per_gpu,
         mfu=mfu_of(setting, step),
+        device="cpu" if topology.kind == "cpu" else "cuda",
         parameters=network.parameters,
         flops_per_step=setting.flops,
         peak_memory_bytes=report.peak,

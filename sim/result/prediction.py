@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import asdict
@@ -54,6 +54,8 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
     sources: dict[str, float]
     """Shares of the time that are measured, fitted and assumed."""
     warnings: list[str]
+    device: Literal["cuda", "cpu"] = "cuda"
+    """What ranks run on; those of a CPU host are no GPUs, whatever the names of figures say."""
     unit: str = "tokens"
     """tokens; samples where these have none."""
     interval: tuple[float, float] = (0.0, 0.0)
@@ -91,6 +93,7 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
             "samples_per_s": self.samples_per_s,
             "model_flops_per_gpu_per_s": self.model_flops_per_gpu_per_s,
             "mfu": self.mfu,
+            "device": self.device,
             "model": {"name": self.plan.model_name, "parameters": self.parameters, "flops_per_step": self.flops_per_step},
             "peak_memory_bytes": self.peak_memory_bytes,
             "memory": msgspec.to_builtins(self.memory),
@@ -121,7 +124,7 @@ _WORDS = {"exposed_comm": "exposed communication", "host": "host gap", "data": "
 
 def brief(found: Prediction) -> str:
     """The headline figures of a prediction: a line each, then what does not fit and what it warns of."""
-    device = "GPU" if found.mfu is not None else "rank"
+    device = "GPU" if found.device == "cuda" else "rank"
     rate = found.tokens_per_s if found.unit == "tokens" else found.samples_per_s
     low, high = (show_duration(end) for end in found.interval)
     flops = show_flops(found.model_flops_per_gpu_per_s)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from reports.pages.prediction import headline
+from reports.tables import show
 from sim.align import align_by_id
 from sim.predict import predict, predict_setting
 from sim.result.prediction import Prediction
@@ -50,6 +52,17 @@ def test_what_does_not_fit_and_hosts_without_a_peak_are_said() -> None:
     assert "DOES NOT FIT" in str(large) and str(large.does_not_fit) in str(large)
     cpu = predict({"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 2, "micro": 1}, "parallel": {"dp_replicate": 2}}, "cpu-host")
     assert "per rank" in str(cpu) and "MFU" not in str(cpu) and cpu._rows()[0]["mfu"] is None
+
+
+def test_ranks_of_a_cpu_host_are_no_gpus_and_small_figures_have_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the host states its peak: its page and table spoke of GPUs, of 0.00 TFLOP/s and of 0.00 GiB."""
+    cpu = predict("tiny-ddp", "cpu-host")
+    show(cpu.to_dict(), "prediction")
+    told = capsys.readouterr().out
+    assert cpu.mfu is not None and "MFU" in told
+    assert "GPU" not in told + str(cpu) + str(headline(cpu.to_dict())) and " GFLOP/s" in told
+    show(predict("cpu-data-bound", "cpu-host").to_dict(), "prediction")
+    assert " MiB\n" in capsys.readouterr().out
 
 
 def test_a_comparison_prints_and_is_a_table(found: Prediction) -> None:

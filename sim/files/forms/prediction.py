@@ -102,6 +102,8 @@ class Predict(Said, frozen=True, kw_only=True):
     model_flops_per_gpu_per_s: float
     mfu: float | None
     """Of the dense peak of the plan's precision; null where the device states none."""
+    device: Literal["cuda", "cpu"]
+    """What ranks run on: `gpu` in the names of figures stands for a rank."""
     model: ModelFigures
     peak_memory_bytes: int
     memory: Memory
