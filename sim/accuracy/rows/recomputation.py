@@ -26,6 +26,8 @@ _PRODUCTS_KEPT = r"save_dot_only|\bminimal(_flash|_with_context)?\b"
 """Paxml's policy, and MaxText's remat_policy of the same, which may keep attention's result too."""
 _OPERATORS = r"\(op\)|\bsac\b|every (2nd|second|other) (op|matmul|mm)\b"
 """torchtitan's policy that keeps attention and every second product."""
+_WHOLE = r"yes|true|on\b|y\b|1\b|enabled|full|uniform|all\b|whole|ac\b|gc\b|.*checkpoint|.*recomput"
+"""Words that say no more than that layers are recomputed."""
 _UNSAID = {"maxtext": (("", "save_qkv_proj"), (r"(?<!\d)2[0-4]\.\d\d", "save_dot_except_mlp"))}
 """Recomputation that a framework's recipes use unless told, the last one whose pattern is in the row's version: remat_policy of dgxc-benchmarking
 maxtext/configure.sh, in its v24.11 (Llama 2; in 16 bits save_dot_except_mlpwi, which keeps one more product that would not run again) and later."""
@@ -57,6 +59,8 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
         return {"recompute": "full", "recompute_layers": min(int(found.group(1) or found.group(2)), layers_per_stage)}
     if not text:
         assumed.append("recomputation not stated: none")
+    elif said(text) and (re.search(r"partial|part\b|some\b|half", text) or not re.match(_WHOLE, text)):
+        assumed.append(f"recomputation {row.recompute!r} taken as full: all layers")
     return {"recompute": "full" if said(text) else "none"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from sim.accuracy.row import Row
 from sim.plan import Optimizer
@@ -12,6 +13,9 @@ _IMAGES = (
     r"|faster[-_ ]?r[-_ ]?cnn|yolo"
 )
 
+_OTHERS = r"mini|[01][ _-]?bit|0/1"
+"""Adams that keep or send less than Adam: Adam-mini, and DeepSpeed's 1-bit and 0/1 Adam."""
+
 
 def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> Optimizer:
     """The row's word (RMSprop, which keeps one state too, as SGD with momentum); images are trained by SGD with momentum, DLRM by SGD alone
@@ -20,6 +24,7 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
     BERT is tuned on SQuAD by Adam, also where a table speaks of its pretraining's LAMB: in PyTorch by one fused kernel for fp16 (apex
     FusedAdam), else by BertAdam, which calls each kernel for each tensor (NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/BERT:
     run_squad.py, optimization.py); MLPerf's BERT by LAMB (its rules); in TensorFlow by AdamWeightDecayOptimizer (run_squad.py: create_optimizer).
+    Adam and Lion in 8 bits (bitsandbytes) keep their moments so.
     Kimi K2 and Moonlight by Muon, their authors' optimizer; Megatron-Bridge's performance recipes of Kimi K2 pass `optimizer_type="muon"`, also where
     a table says adam of all the framework's models.
     """
@@ -33,8 +38,9 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
         if text and "muon" not in text and assumed is not None:
             assumed.append(f"optimizer {row.optimizer!r} taken as muon: the recipe's")
         return Optimizer(name="muon")
+    small: dict[str, Any] = {"states": "fp8", "implementation": "fused"} if re.search(r"8[ _-]?bit", text) else {}
     if re.search(r"(?<![a-z])lionw?(?![a-z])", text):
-        return Optimizer(name="lion")
+        return Optimizer(name="lion", **small)
     if re.search(r"(?<![a-z])lars(?![a-z])", text):
         return Optimizer(name="lars")
     if "ademamix" in text:
@@ -47,9 +53,9 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
         return Optimizer(name="momentum")
     if not text and "dlrm" in model:
         return Optimizer(name="sgd")
-    if text and "adam" not in text and assumed is not None:
+    if text and ("adam" not in text or re.search(_OTHERS, text)) and assumed is not None:
         assumed.append(f"optimizer {row.optimizer!r} taken as adamw")
-    return Optimizer(name="adamw")
+    return Optimizer(name="adamw", **small)
 
 
 def _by_muon(row: Row, model: str) -> bool:

@@ -63,6 +63,11 @@ def test_words_of_optimizers_and_tasks() -> None:
     assert (
         case_of(row(optimizer="DeepSpeedCPUAdam", framework="DeepSpeed", sharding="ZeRO-2", tp=1, pp=1)).plan.memory.offload == "optimizer"
     )
+    small = case_of(row(optimizer="paged AdamW 8-bit", framework="ours (PyTorch)", tp=1, pp=1, vp=None))
+    assert small.plan.optimizer.states == "fp8" and step_seconds(small.plan, small.topology)[0] > 0
+    for words in ("Adam-mini", "1-bit Adam", "0/1 Adam"):
+        assert f"optimizer {words!r} taken as adamw" in case_of(row(optimizer=words)).assumed
+    assert not [note for note in case_of(row(optimizer="adam (FusedAdam)")).assumed if note.startswith("optimizer")]
     assert "optimizer 'SOAP' taken as adamw" in case_of(row(optimizer="SOAP")).assumed
     assert case_of(row(task="inference")).plan.task == "forward" and case_of(row(task="DoRA")).plan.task == "lora"
     assert row(quality="b").scored and not row(quality="c").scored

@@ -83,7 +83,10 @@ def test_choices(words: str, answer: bool | None) -> None:
 
 def test_recomputation_by_its_names() -> None:
     for words in ("yes", "True", "full", "uniform", "activation checkpointing"):
-        assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "full"}
+        assert recompute_of(row(recompute=words), 8, "nemo", told := []) == {"recompute": "full"} and not told
+    for words in ("partial", "Partial activation checkpointing", "offloaded"):
+        assert recompute_of(row(recompute=words), 8, "nemo", told := []) == {"recompute": "full"}
+        assert told == [f"recomputation {words!r} taken as full: all layers"]
     assert recompute_of(row(recompute="block", recompute_detail="4 layers"), 8, "nemo", []) == {"recompute": "full", "recompute_layers": 4}
     for words in ("no", "False", "none"):
         assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "none"}
