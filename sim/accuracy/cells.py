@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-_NOTHING = frozenset(("", "nan", "null", "<na>", "#n/a", "-", "--", "?"))
+_NOTHING = frozenset(("", "nan", "null", "<na>", "#n/a", "-", "--", "–", "—", "?"))
 """What a program or a person leaves in a cell that holds nothing, of numbers and words alike."""
 _UNKNOWN = _NOTHING | {"n/a", "na", "none", "unknown", "not stated", "not given", "not reported", "auto", "default", "varies", "tbd"}
 """What tables print in a cell of a number that they do not know, beside nothing."""

@@ -35,7 +35,7 @@ def eager_of(row: Row, text: str, torch: bool, precision: str, assumed: list[str
     pictures = seen and precision in ("fp16", "bf16")  # nobody trains them in 16 bits alone
     cast = pictures or re.search(_CAST, row.precision.lower()) or re.search(_CASTING, text)
     # Adapters are tuned beside weights that are frozen in 16 bits.
-    return "pytorch-amp" if whole and cast and not trains_adapters(row) and "32" not in row.precision else "pytorch"
+    return "pytorch-amp" if whole and cast and not trains_adapters(row) and precision != "fp32" and "32" not in row.precision else "pytorch"
 
 
 def _script(row: Row, precision: str) -> str:

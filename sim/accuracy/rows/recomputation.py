@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.accuracy.row import Row
 from sim.accuracy.rows.recipes import recomputed
-from sim.accuracy.rows.wording import precision_of, said
+from sim.accuracy.rows.wording import bare, precision_of, said
 from sim.model.layers.redo import MODULES
 from sim.plan import Module
 
@@ -22,9 +22,11 @@ _KEPT: tuple[tuple[str, float, str], ...] = (
         "attention's products are kept, the MLP's first run again: counted as three layers of four",
     ),
 )
-_PRODUCTS_KEPT = r"save_dot_only|\bminimal(_flash|_with_context)?\b"
-"""Paxml's policy, and MaxText's remat_policy of the same, which may keep attention's result too."""
-_OPERATORS = r"\(op\)|\bsac\b|every (2nd|second|other) (op|matmul|mm)\b"
+_PRODUCTS_KEPT = r"save_dot_only|checkpoint_dots|\bdots(_with_no_batch_dims)?_saveable|\bminimal(_flash|_with_context)?\b"
+"""Paxml's policy, and MaxText's remat_policy of the same, which may keep attention's result too; JAX's own names (jax.checkpoint_policies)."""
+_NOTHING_KEPT, _ALL_KEPT = r"nothing[_ ]saveable|save_nothing", r"everything[_ ]saveable|save_(all|everything)"
+"""Policies of JAX that recompute all and nothing."""
+_OPERATORS = r"\(op\)|\bsac\b(?!\W*\d)|every (2nd|second|other) (op|matmul|mm)\b"
 """torchtitan's policy that keeps attention and every second product."""
 _WHOLE = r"yes|true|on\b|y\b|1\b|enabled|full|uniform|all\b|whole|ac\b|gc\b|.*checkpoint|.*recomput"
 """Words that say no more than that layers are recomputed."""
@@ -36,15 +38,18 @@ maxtext/configure.sh, in its v24.11 (Llama 2; in 16 bits save_dot_except_mlpwi, 
 def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[str]) -> dict[str, Any]:
     """The plan's recomputation; policies that keep some products count as recomputing so many of the layers."""
     text = "" if said(row.recompute) is None else row.recompute.lower()
+    text = re.sub(_NOTHING_KEPT, "full", re.sub(_ALL_KEPT, "none", text))
     if not text and framework in _UNSAID and row.batch_unit != "images":
         text = [word for version, word in _UNSAID[framework] if re.search(version, row.framework_version)][-1]
         assumed.append(f"recomputation not stated: {text}, as {framework}'s recipes")
     if found := re.search(_PRODUCTS_KEPT, text):
         assumed.append(
-            f"recomputation {text!r}: products are kept; {'' if found[1] else 'attention, a call of its own, and '}norms run again"
+            f"recomputation {text!r}: products are kept; {'' if found[2] else 'attention, a call of its own, and '}norms run again"
         )
-        return {"recompute": "selective", "recompute_modules": ("layernorm",) if found[1] else ("core_attn", "layernorm")}
-    if re.search(_OPERATORS, text):
+        return {"recompute": "selective", "recompute_modules": ("layernorm",) if found[2] else ("core_attn", "layernorm")}
+    if said(text) is False:
+        return {"recompute": "none"}
+    if re.search(_OPERATORS, text) or bare(text) == "op":
         return {"recompute": "selective", "recompute_modules": ("op",)}
     for word, share, why in (*_KEPT, *_share(text)):
         if re.search(word, text):
@@ -65,11 +70,12 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
 
 
 def _share(text: str) -> list[tuple[str, float, str]]:
-    """Layers that a text counts by their share: "50 %", "every 2 layers", "every 3rd layer"."""
-    found = re.search(r"(\d+) ?%|every (\d+)(?:st|nd|rd|th)? ", text)
+    """Layers that a text counts by their share: "50 %", "half of the layers", "every 2 layers", "every 3rd layer", "selective (2)" (torchtitan's
+    selective_ac_option: every second)."""
+    found = re.search(r"(\d+) ?%|every (\d+)(?:st|nd|rd|th)? |(?:selective|\bs?ac)\W*(\d+)\)?$|\bhalf\b.*layers", text)
     if not found:
         return []
-    share = min(1.0, int(found[1]) / 100) if found[1] else 1 / max(1, int(found[2]))
+    share = min(1.0, int(found[1]) / 100) if found[1] else 1 / max(1, int(found[2] or found[3] or 2))
     return [("", share, f"{share:.0%} of the layers")]
 
 

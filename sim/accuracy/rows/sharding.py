@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.accuracy.row import Row
 from sim.accuracy.rows.scripts import shard_of
+from sim.accuracy.rows.wording import said
 from sim.framework.framework import load_framework
 
 
@@ -22,9 +23,13 @@ def sharding_of(row: Row, dp: int, framework: str, assumed: list[str]) -> dict[s
         assumed.append(f"sharding group of {size} does not divide dp = {dp}: all ranks share")
         size = dp
     found_sizes: dict[str, Any] = {"dp_shard": size, "dp_replicate": dp // size, "zero": zero}
-    if "shard_grad_op" in text:
+    if re.search(_KEEPS, text):
         found_sizes |= {"zero": 3, "reshard_after_forward": False}
     return found_sizes
+
+
+_KEEPS = r"shard_grad_op|fsdp.*(zero|stage)[\s_-]*2|reshard\w*[ =:]+(false|no\b|0)|\b(no|without) reshard"
+"""Words of FSDP whose parameters stay gathered after forward: its SHARD_GRAD_OP, which it likens to ZeRO-2."""
 
 
 def _by_framework(row: Row) -> str:
@@ -57,18 +62,20 @@ def _in_pipeline(row: Row, zero: int, framework: str, assumed: list[str]) -> int
 
 
 _LEVELS: tuple[tuple[str, int], ...] = (
-    (r"no_shard|^none|^no\b|^false$|^replicat|^0$", 0),
+    (r"no_shard|^not\b|^unshard|^replicat", 0),
     (r"fsdp|full_?shard|fully.?shard|hsdp|hybrid.?shard|zero\+\+|zero.?infinity|\bmics\b|gemini", 3),
-    (r"\bddp\b|^dp$|data.?parallel$|distributed.?data.?parallel|horovod|all.?reduce", 0),
     (r"(param|weight)\w*\b.*grad|grad.*(param|weight)|\b(p_)?os ?\+ ?g\w* ?\+ ?p", 3),
-    (r"shard_?grad|zero.?offload|grad\w*\b.*optim|optim.*grad|\b(p_)?os ?\+ ?g", 2),
-    (r"distributed.?optimi|dist.?opt|\bp_os\b|optimi[sz]er.?(state|shard)|zero.?redundancy", 1),
+    (r"shard_?grad|zero.?offload|grad\w*\b.*\bopt|\bopt\w*\b.*grad|\b(p_)?os ?\+ ?g", 2),
+    (r"distributed.?optimi|dist.?opt|dist\w*.?fused.?(adam|lamb)|\bp_os\b|optimi[sz]er.?(state|shard)|zero.?redundancy", 1),
+    (r"\bddp\b|^dp$|data.?parallel$|distributed.?data.?parallel|horovod|all.?reduce", 0),
 )
 """Words of sharding without a level's number, and the level that they mean."""
 
 
 def _zero(text: str, framework: str, assumed: list[str], row: Row) -> int:
-    if found := re.search(r"(?:zero|stage)[\s_-]*(?:stage)?[\s_-]*([0-3])", text) or re.search(r"^([0-3])$|\bz-?([0-3])\b", text):
+    if said(text) is False:
+        return 0
+    if found := re.search(r"(?:zero|stage)[\s_=:-]*(?:stage)?[\s_=:-]*([0-3])", text) or re.search(r"^([0-3])$|\bz-?([0-3])\b", text):
         return int(next(group for group in found.groups() if group))
     for pattern, level in _LEVELS:
         if re.search(pattern, text):

@@ -125,15 +125,26 @@ def _wrapped(row: Row) -> bool:
 
 
 _YES = r"yes|true|on\b|y\b|1\b|enabled"
-_NO = r"no|false|off\b|n\b|0\b|disabled|w/o\b|without|unused|eager|math|naive|standard|vanilla|unfused|baseline"
+_NO = r"no|false|off\b|n\b|f$|0\b|disabled?\b|never|w/o\b|without|unused|eager|math|naive|standard|vanilla|unfused|baseline"
+_AFTER_ALL = r"^[^,;]*\b(off|disabled|false|none)$"
+"""What denies at the end of a cell: "activation checkpointing off"."""
+_SILENT = r"unknown|un(stated|specified|clear)|not (stated|given|reported|mentioned|specified)|n/?a\b|n\.a\.|tbd$|auto$|default$|\?|[-–—]$"
+_LABEL = r"^[\w ./-]+[:=]\s*(?=\S)"
+"""What a cell says of itself before its word: "AC: none", "use_flash_attn=True"."""
+
+
+def bare(text: str) -> str:
+    """The cell's word, in lower case, without a label before it."""
+    return re.sub(_LABEL, "", text.strip().lower())
 
 
 def said(text: str) -> bool | None:
     """What a cell of a choice says: yes, no, or (None) nothing. Any other word names what was chosen, which is a yes."""
-    word = text.strip().lower()
-    if not word or re.match(r"unknown|not (stated|given|reported)|n/?a\b|auto$|default$|\?|-$", word):
+    word = bare(text)
+    if not word or re.match(_SILENT, word):
         return None
-    return bool(re.match(_YES, word)) or not re.match(_NO, word)
+    alone = re.sub(r"\((off|disabled)\)$", r" \1", word)
+    return bool(re.match(_YES, word)) or not (re.match(_NO, word) or re.search(_AFTER_ALL, re.sub(r"\(.*", "", alone).strip()))
 
 
 def _is(row: Row, pattern: str) -> bool:
@@ -141,6 +152,9 @@ def _is(row: Row, pattern: str) -> bool:
 
 
 _FOUR = r"\bnf4\b|4-?bit"
+_DENIED = r"\b(no|not|non|without|w/o)[- ]+(nvidia )?({0})\b|\b({0}) (off|disabled)\b"
+_LESS = r"fp-?8|float8|tf-?32|amp|automatic mixed precision|mixed[- ]precision"
+"""What a cell may say that it does without: "BF16 (no FP8)", "FP32, TF32 disabled"."""
 _PRECISIONS: tuple[tuple[str, str], ...] = (
     # (pattern, the plan's word); the first that is found counts, so that "bf16 (fp32 gradients)" is bf16
     (_FOUR, "bf16"),  # QLoRA: weights stored in four bits, products in bf16
@@ -148,9 +162,9 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
     (r"\bmx[ _-]?f(loat|p)[ _-]?8|f(loat|p)[ _-]?8[ _(-]*mx|microscal", "mxfp8"),  # Megatron-Bridge prints "FP8-MX"
     (r"f(loat|p)[_ -]?8|e[45]m[23]", "fp8"),
     (r"bf[_ -]?16|bfloat", "bf16"),
-    (r"f(loat|p)[_ -]?16|^16(-bit)?$|\bhalf\b|\b16-(mixed|true)|\bamp\b|\bmixed\b|^o[12]$|apex", "fp16"),
-    (r"tf32", "tf32"),
-    (r"f(loat|p)[_ -]?32|\bsingle\b|\b32(-true|-bit)?$", "fp32"),
+    (r"f(loat|p)[_ -]?16|^16([- ]bit)?$|\bhalf\b|\b16-(mixed|true)|\bamp\b|\bmixed\b|^o[1-3]$|apex", "fp16"),
+    (r"tf-?32|tensor ?float", "tf32"),
+    (r"f(loat|p)[_ -]?32|\bsingle\b|\b32(-true|-bit)?$|^full( precision)?$|^float$|^o0$", "fp32"),
 )
 
 
@@ -163,6 +177,7 @@ def precision_of(row: Row, assumed: list[str] | None = None) -> str:
         if assumed is not None:
             assumed.append(f"precision not stated: {name}")
         return name
+    text = re.sub(_DENIED.format(_LESS), "", text) or "fp32"
     for pattern, name in _PRECISIONS:
         if re.search(pattern, text):
             if pattern == _FOUR and assumed is not None:
@@ -176,7 +191,8 @@ _OF_TENSORS = r"\btp\b|tensor|user ?buf|tp[-_ ]comm|async[-_ ]tp"
 the command line, over their yaml files (dgxc-benchmarking v24.11.1, nemotron/configure.sh and grok1/configure.sh)."""
 _LISTED = r"overlap[-_](grad[-_]reduce|param[-_]gather)"
 """Options of Megatron-Core's command line, of which --tp-comm-overlap is one: who lists them and leaves it out ran without."""
-_NOT_OF_TENSORS = r"(tp|tensor)[-_ \w]*[=: ] ?(false|off|no|0)\b"
+_OF_DATA = r"\bd?dp\b|\bgrad|[-_]grad|\bparam|[-_]param|\bdata\b"
+"""Words of messages of data parallelism."""
 _ALL = r"(yes|true|on|y|1|enabled|all|full|overlap(ped)?)$"
 """Cells that say no more than that messages are overlapped."""
 _NO_NVLINK = r"l40|\bl20\b|\bl4\b|\ba10g?\b|\ba40\b|rtx|\bt4\b|pcie"
@@ -194,11 +210,17 @@ def overlap_of(row: Row, framework: str) -> tuple[bool, bool]:
     tensor = load_framework(framework).tensor_parallel.overlap and not re.search(_NO_NVLINK, f"{row.gpu} {row.gpu_form}".lower())
     if not text and framework == "oneflow-gpt":
         return (row.tp or 1) == 1, False
-    if said(text) is False:
+    if said(text) is False and (re.match("none", text) or not _of_tensors_alone(re.split("[,;]", text)[0])):
         return False, False
+    parts = re.split("[,;]", text)
+    gradients = not any(said(part) is False and re.search(_OF_DATA, part) for part in parts)
     if not re.search(_OF_TENSORS, text):
-        return True, tensor and not (framework == "megatron-core" and re.search(_LISTED, text))
-    return True, re.search(_NOT_OF_TENSORS, text) is None
+        return gradients, tensor and not (framework == "megatron-core" and re.search(_LISTED, text))
+    return gradients, not any(said(part) is False and _of_tensors_alone(part) for part in parts)
+
+
+def _of_tensors_alone(words: str) -> bool:
+    return re.search(_OF_TENSORS, words) is not None and re.search(_OF_DATA, words) is None
 
 
 _ASKED = ("megatron-lm", "megatron-lm-te-loss")
@@ -211,7 +233,10 @@ def asked_overlaps(row: Row, framework: str) -> str | dict[str, Any]:
     text, known = row.comm_overlap.lower(), load_framework(framework).data_parallel
     if framework not in _ASKED or said(text) is False:
         return framework
-    words = {"overlap_grad": r"overlap[-_ ]grad|\b(grad|ddp)[^,;]*overlap", "overlap_param": r"overlap[-_ ]param|\bparam[^,;]*overlap"}
+    words = {
+        "overlap_grad": r"overlap[-_ ]grad|\b(grad|d?dp\b|data)[^,;]*overlap",
+        "overlap_param": r"overlap[-_ ]param|\bparam[^,;]*overlap",
+    }
     asked = {key: True for key, word in words.items() if re.search(f"{word}|^{_ALL}", text) and not getattr(known, key)}
     return {"base": framework, "data_parallel": asked} if asked else framework
 

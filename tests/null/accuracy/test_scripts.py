@@ -68,6 +68,13 @@ def test_attention_of_nemo_by_its_scripts(model: str, release: str, framework: s
         ("TP overlap", "megatron-lm", (True, True)),
         ("tp_comm_overlap=False, overlap_grad_reduce=True", "nemo", (True, False)),
         ("none", "nemo", (False, False)),
+        ("none; CP a2a", "nemo", (False, False)),
+        ("overlap off", "nemo", (False, False)),
+        ("no DP overlap", "nemo", (False, False)),
+        ("no TP overlap", "nemo", (True, False)),
+        ("TP: no, DP: yes", "nemo", (True, False)),
+        ("grad reduce overlap; no TP overlap", "nemo", (True, False)),
+        ("TP overlap; no DP overlap", "nemo", (False, True)),
         ("yes", "nemo", (True, True)),
         ("yes", "megatron-lm", (True, False)),
     ],
@@ -86,7 +93,7 @@ def test_user_buffers_are_for_gpus_with_nvlink(gpu: str, overlap: bool) -> None:
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        ("", {}), ("no", {}), ("tp-comm-overlap", {}), ("overlap-grad-reduce", {"overlap_grad": True}), ("grad sync overlap", {"overlap_grad": True}),
+        ("", {}), ("no", {}), ("tp-comm-overlap", {}), ("overlap-grad-reduce", {"overlap_grad": True}), ("grad sync overlap", {"overlap_grad": True}), ("DP overlap", {"overlap_grad": True}),
         ("--overlap-grad-reduce --overlap-param-gather", {"overlap_grad": True, "overlap_param": True}), ("yes", {"overlap_grad": True, "overlap_param": True}),
     ],
 )  # fmt: skip

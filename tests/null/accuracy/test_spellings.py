@@ -33,6 +33,8 @@ def row(**changes: object) -> Row:
         ("fp8-hybrid", "fp8"), ("float8 (torchao)", "fp8"), ("E4M3", "fp8"), ("MXFP8", "mxfp8"), ("FP8-MX", "mxfp8"), ("fp8_mx", "mxfp8"), ("FP8 (MX)", "mxfp8"), ("FP8-CS", "fp8"), ("NVFP4", "nvfp4"), ("fp4", "nvfp4"), ("TF32", "tf32"),
         ("Float32", "fp32"), ("single", "fp32"), ("32-true", "fp32"), ("O2", "fp16"), ("nf4", "bf16"), ("bf16 (fp32 grad accumulation)", "bf16"),
         ("BF-16", "bf16"), ("FP 16", "fp16"), ("16", "fp16"), ("fp 8", "fp8"),
+        ("fp32 (no AMP)", "fp32"), ("no AMP", "fp32"), ("full precision", "fp32"), ("FP32 (no TF32)", "fp32"), ("FP32 with TF32 disabled", "fp32"), ("TensorFloat-32", "tf32"), ("TF-32", "tf32"),
+        ("BF16 (no FP8)", "bf16"), ("bf16 without mixed precision", "bf16"), ("O3", "fp16"),
     ],
 )  # fmt: skip
 def test_precisions_by_their_names(words: str, found: str) -> None:
@@ -57,6 +59,7 @@ def test_what_is_no_precision_is_refused_and_what_is_unsaid_is_noted() -> None:
         ("distributed optimizer", 1), ("optimizer state sharding", 1), ("ZeRO-Offload", 2), ("ZeRO", 1),
         ("DistributedDataParallel", 0), ("Horovod", 0), ("Fully Sharded Data Parallel", 3), ("data parallel", 0), ("no sharding", 0), ("params + grads + optimizer", 3),
         ("gradients and optimizer states", 2), ("os+g", 2), ("Gemini", 3), ("P_os", 1), ("P_os+g", 2), ("P_os+g+p", 3), ("dist-opt", 1), ("yes", 3), ("sharded", 3),
+        ("FSDP: no", 0), ("sharding=none", 0), ("without ZeRO", 0), ("distributed optimizer: no", 0), ("zero_stage=3", 3), ("stage=2", 2), ("DDP + distributed optimizer", 1), ("unsharded", 0),
     ],
 )  # fmt: skip
 def test_sharding_by_its_names(words: str, level: int) -> None:
@@ -68,35 +71,49 @@ def test_hybrid_shards_stay_inside_a_node() -> None:
     assert sharding_of(row(sharding="HSDP"), 16, "pytorch", [])["dp_shard"] == 8
     assert sharding_of(row(sharding="HSDP (4-way shard)"), 16, "pytorch", [])["dp_shard"] == 4
     assert sharding_of(row(sharding="hybrid shard (4 x 4)"), 16, "pytorch", [])["dp_shard"] == 4
-    kept = sharding_of(row(sharding="SHARD_GRAD_OP"), 16, "pytorch", [])
-    assert kept["zero"] == 3 and kept["reshard_after_forward"] is False
+    for words in ("SHARD_GRAD_OP", "FSDP (ZeRO-2)", "FSDP2, reshard_after_forward=False", "FSDP, no resharding"):
+        kept = sharding_of(row(sharding=words), 16, "pytorch", [])
+        assert kept["zero"] == 3 and kept["reshard_after_forward"] is False
 
 
 @pytest.mark.parametrize(
     ("words", "answer"),
     [("yes", True), ("True", True), ("1", True), ("yes (SDPA)", True), ("torch.compile", True), ("FlashAttention-2", True), ("no", False), ("False", False),
-     ("none", False), ("0", False), ("eager", False), ("naive", False), ("w/o", False), ("standard attention", False), ("", None), ("unknown", None), ("not stated", None), ("n/a", None), ("auto", None)],
+     ("none", False), ("0", False), ("eager", False), ("naive", False), ("w/o", False), ("standard attention", False), ("", None), ("unknown", None), ("not stated", None), ("n/a", None), ("auto", None),
+     ("flash: no", False), ("compile=False", False), ("use_flash_attn=True", True), ("FlashAttention off", False), ("torch.compile (off)", False), ("full (offload off)", True), ("not specified", None), ("unstated", None)],
 )  # fmt: skip
 def test_choices(words: str, answer: bool | None) -> None:
     assert said(words) is answer
 
 
 def test_recomputation_by_its_names() -> None:
-    for words in ("yes", "True", "full", "uniform", "activation checkpointing"):
+    for words in ("yes", "True", "full", "uniform", "activation checkpointing", "AC: full", "nothing_saveable"):
         assert recompute_of(row(recompute=words), 8, "nemo", told := []) == {"recompute": "full"} and not told
     for words in ("partial", "Partial activation checkpointing", "offloaded"):
         assert recompute_of(row(recompute=words), 8, "nemo", told := []) == {"recompute": "full"}
         assert told == [f"recomputation {words!r} taken as full: all layers"]
     assert recompute_of(row(recompute="block", recompute_detail="4 layers"), 8, "nemo", []) == {"recompute": "full", "recompute_layers": 4}
-    for words in ("no", "False", "none"):
+    for words in (
+        "no",
+        "False",
+        "none",
+        "AC: none",
+        "remat=none",
+        "activation checkpointing off",
+        "no (selective: off)",
+        "everything_saveable",
+    ):
         assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "none"}
-    for words in ("SAC", "selective (every 2nd op)"):
+    for words in ("SAC", "selective (every 2nd op)", "AC=op"):
         assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "selective", "recompute_modules": ("op",)}
     for words, layers in (
         ("50%", 4),
         ("every 2 layers", 4),
         ("every 4th layer", 2),
         ("every other layer", 4),
+        ("AC=2", 4),
+        ("selective (2)", 4),
+        ("half of the layers", 4),
     ):
         assert recompute_of(row(recompute=words), 8, "nemo", []) == {"recompute": "full", "recompute_layers": layers}
     for words in ("attn", "sel", "attention only"):
