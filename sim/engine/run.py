@@ -69,7 +69,6 @@ class Engine:
         self.spans: list[Span] = []
         self._changes: dict[int, list[tuple[float, int, int]]] = {}
         """Of each rank's memory: when, whether it grows, by how much."""
-        self._flops: dict[int, float] = {}
 
     def run(self) -> Trace:
         """Runs all ranks to the end. Raises `BadInput` when some would wait for ever."""
@@ -93,15 +92,15 @@ class Engine:
             raise BadInput(f"the program deadlocks: these threads wait for an event that never comes: {names}")
         return self._trace()
 
-    def _ops(self, rank: int, thread: str) -> Iterator[tuple[Call, Op, Cost]]:
-        """The thread's ops with what they cost on this rank; segments are priced once."""
-        priced: dict[str, list[tuple[Op, Cost]]] = {}
+    def _ops(self, rank: int, thread: str) -> Iterator[tuple[Call, Op, Cost, float]]:
+        """The thread's ops with what they cost on this rank, and their FLOPs; segments are priced once."""
+        priced: dict[str, list[tuple[Op, Cost, float]]] = {}
         for call in self.program.threads(rank)[thread]:
             ops = priced.get(call.segment)
             if ops is None:
-                ops = priced[call.segment] = self.prices.segment(rank, thread, call.segment)
-            for op, cost in ops:
-                yield call, op, cost
+                ops = priced[call.segment] = [(op, cost, op.flops) for op, cost in self.prices.segment(rank, thread, call.segment)]
+            for op, cost, flops in ops:
+                yield call, op, cost, flops
 
     def _complete(self, come: list[Arrival]) -> None:
         """All have come: the transfer runs once for all of them."""
@@ -169,16 +168,10 @@ class Engine:
         # In the order of the fields: there is one for every op, and by name each takes a microsecond longer.
         return Span(
             item.rank, item.lane, full_id(item.rank, call, op), item.start, item.end, op.kind, op.cls, call.step,
-            item.issued, cost.host, item.thread, op.name, op.bytes, self._flops_of(op),
+            item.issued, cost.host, item.thread, op.name, op.bytes, item.flops,
             op.group, self.program.mesh.size(op.group) if op.group else 0,
             cost.source, item.after.index if item.after is not None else -1, item.bound, item.wait, cost.exposed,
         )  # fmt: skip
-
-    def _flops_of(self, op: Op) -> float:
-        found = self._flops.get(id(op))
-        if found is None:
-            found = self._flops[id(op)] = op.flops
-        return found
 
     def _memory(self) -> dict[int, list[tuple[float, int]]]:
         resident = sum(self.program.resident.values())

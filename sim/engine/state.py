@@ -24,6 +24,7 @@ class Item:
         "call",
         "cost",
         "end",
+        "flops",
         "index",
         "issued",
         "lane",
@@ -37,8 +38,8 @@ class Item:
         "waiters",
     )
 
-    def __init__(self, rank: int, thread: str, call: Call, op: Op, cost: Cost, issued: float) -> None:
-        self.rank, self.thread, self.call, self.op, self.cost, self.issued = rank, thread, call, op, cost, issued
+    def __init__(self, rank: int, thread: str, call: Call, op: Op, cost: Cost, flops: float, issued: float) -> None:
+        self.rank, self.thread, self.call, self.op, self.cost, self.flops, self.issued = rank, thread, call, op, cost, flops, issued
         self.lane = op.lane
         self.start = self.end = -1.0
         self.after: Item | None = None

@@ -15,9 +15,9 @@ from sim.program import MEETING, Call, Op
 
 
 class Thread:
-    """One CPU thread of one rank. `costs` prices an op; `finished(item)` records it."""
+    """One CPU thread of one rank. `ops`: what it issues, with the cost and the FLOPs of each."""
 
-    def __init__(self, name: str, state: RankState, ops: Iterator[tuple[Call, Op, Cost]], lanes: Lanes) -> None:
+    def __init__(self, name: str, state: RankState, ops: Iterator[tuple[Call, Op, Cost, float]], lanes: Lanes) -> None:
         self.name, self._state, self._ops, self._lanes = name, state, ops, lanes
         self.clock = 0.0
         self.done = False
@@ -26,13 +26,14 @@ class Thread:
 
     def run(self) -> None:
         """Issues ops until one blocks; called again by what it waited for."""
-        for call, op, cost in self._ops:
-            item = Item(self._state.rank, self.name, call, op, cost, self.clock)
+        rank, name = self._state.rank, self.name
+        for call, op, cost, flops in self._ops:
+            item = Item(rank, name, call, op, cost, flops, self.clock)
             item.after, item.bound = self._freed_by, "host"
-            if op.kind == "record" or op.kind == "wait":
+            kind = op.kind
+            if kind == "record" or kind == "wait":
                 item.mark = self._mark(call, op)
-            blocks = self._own(item) if op.lane == self.name else self._issue(item)
-            if blocks:
+            if self._own(item) if item.lane == name else self._issue(item):
                 return
         self.done = True
 

@@ -10,6 +10,9 @@ from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.mesh import Mesh
 from sim.program import Op
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
 from sim.timeline.metrics import step_times
 from tests.null.engine.bench import TablePricer, program
 
@@ -45,3 +48,18 @@ def test_a_run_ahead_of_the_device_becomes_one_span() -> None:
     made = program({"host": [Op(f"k{i}", "compute", "compute") for i in range(50)]}, mesh=Mesh({}))
     trace = simulate(made, TablePricer({f"k{i}": Cost(1.0, host=0.1) for i in range(50)}), detail=False)
     assert [(s.id, round(s.start, 9), round(s.end, 9)) for s in trace.spans] == [("r0/s0/k0..k49", 0.1, 50.1)]
+
+
+@pytest.mark.no_cover
+def test_runs_have_the_flops_of_their_ops() -> None:
+    """They were remembered by where an op lay in memory, where another one lay later."""
+    plan = {
+        "model": {"layers": 8, "hidden": 512, "heads": 8, "vocab": 4096},
+        "framework": "pytorch",
+        "seq_len": 512,
+        "batch": {"global": 16, "micro": 1},
+    }
+    setting = bind(plan | {"parallel": {"pp": 4, "tp": 2, "dp_shard": 2}, "output": {"log_every": 1, "item_every": 1}}, "2x dgx-h100")
+    made, pricer = program_for(setting, 3), pricer_for(setting)
+    fine, runs = (sum(span.flops for span in simulate(made, pricer, setting.places, detail).spans) for detail in (True, False))
+    assert runs == pytest.approx(fine, rel=1e-12)
