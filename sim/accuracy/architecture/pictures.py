@@ -32,6 +32,8 @@ _SMALL = 100
 def picture_model(row: Row) -> dict[str, Any] | None:
     """The model table of a row on images, from its name and its columns; None where it is none of those described by numbers."""
     name = re.sub(r"[_ -]+", " ", row.model_name.lower())
+    if re.search(_HEADED, name):
+        return None
     spec = _vit(row, name) or _resnet(name) or _vgg(name)
     if spec is None:
         return None
@@ -62,6 +64,8 @@ def _vit(row: Row, name: str) -> Vit | None:
     return Vit(layers=layers, hidden=hidden, heads=heads, ffn=ffn, image=pixels or 224, patch=side if (pixels or 224) % side == 0 else 16)
 
 
+_HEADED = r"r ?cnn|retinanet|\bssd|\bfpn|\bfcn|deeplab|yolo|detr\b|upernet|u ?net"
+"""Detectors and segmenters, whose names tell the backbone, too: "Mask R-CNN (ResNeXt-101-32x8d)"."""
 _SIDE = r"\b(\d{3,4}) ?[x×] ?\1\b|\b(\d{3,4}) ?(?:px|pixels?)\b"
 _OPEN = ("resnet", "vgg", "alexnet")
 """Networks of the `cnn` family that take pictures of any size."""

@@ -141,7 +141,10 @@ def test_parameters_tell_which_bert_is_meant(changes: dict[str, object], layers:
     assert (tree["family"], tree["layers"], tree["hidden"]) == ("encoder", layers, hidden)
 
 
-@pytest.mark.parametrize("name", ["SSD (RetinaNet)", "SSD (ResNet-34)", "SSD-MobileNet v2", "RetinaNet"])
+@pytest.mark.parametrize("name", [
+    "SSD (RetinaNet)", "SSD (ResNet-34)", "SSD-MobileNet v2", "RetinaNet", "RetinaNet (ResNeXt-101-32x8d)", "Mask R-CNN (ResNeXt-101-32x8d)",
+    "Faster R-CNN (ResNeXt101-64x4d)",
+])  # fmt: skip
 def test_detectors_on_other_backbones_are_not_the_one_that_ships(name: str) -> None:
     with pytest.raises(Refused, match="no architecture"):
         model_of(row(**(SILENT | {"model_name": name, "model_type": "cnn detection", "batch_unit": "images"})), [])
