@@ -55,7 +55,7 @@ _ACTIVATIONS: tuple[tuple[str, str], ...] = (
 
 
 _NAMED = (
-    r"resnet|resnext|\bcnn\b|ssd|mask|transformer[-_ ]xl|gnmt|seq2seq|encoder[-_ ]decoder|\bvit\b|\bvgg|alexnet|inception|\bm?t5x?\b|\bm?bart|\bul2\b|pegasus|marian|nllb|diffusion|\bdit\b|u-?net\b|dlrm"
+    r"resnet|resnext|\bcnn\b|ssd|retinanet|mask|transformer[-_ ]xl|gnmt|seq2seq|encoder[-_ ]decoder|\bvit\b|\bvgg|alexnet|inception|\bm?t5x?\b|\bm?bart|\bul2\b|pegasus|marian|nllb|diffusion|\bdit\b|u-?net\b|dlrm"
     r"|recommend|whisper|wav2vec|hubert|rnn|tacotron|speech|\bclip\b|conformer|parakeet|canary|\bflux\b|\bsd-?3|imagen|pixart|\bwan[- ]?\d|cogvideo|hunyuan-?video|open-?sora"
     r"|video|fold\d?\b|\bvl\b|internvl|llava|paligemma|pixtral|vision[- ]language"
 )

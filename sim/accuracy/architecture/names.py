@@ -71,6 +71,7 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"transformer(base)?", "transformer-base"),
     (r"phi4", "phi4-14b"),
     (r"ssd", "ssd300"),
+    (r"(ssd)?retinanet(resnext50|r?x50)?(32x4d)?(fpn)?", "retinanet-resnext50"),
     (r"dlrm(criteo)?kaggle", "dlrm-kaggle"),
     (r"dlrm(v1|small)?(criteo)?(terabyte|1tb)", "dlrm-terabyte"),
 )
@@ -97,8 +98,8 @@ _STEMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"gptneox|neox", ("gptneox",)),
     (r"bloom", ("bloom",)),
 )
-_CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b|mask[-_ ]?r[-_ ]?cnn.*(1\d\d|c4|c5|swin|vit)|retinanet|\bssd.*(vgg|mobilenet|(resnet|rn)[- ]?(?!50)\d)"
-"""Some of a model's layers: how many is not in its name. Mask R-CNN and SSD on another backbone, RetinaNet, which MLPerf calls SSD."""
+_CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b|mask[-_ ]?r[-_ ]?cnn.*(1\d\d|c4|c5|swin|vit)|retinanet.*(1\d\d|\br(esnet|n)?[- ]?\d|_r(esnet)?50|swin|vit)|\bssd.*(vgg|mobilenet|(resnet|rn)[- ]?(?!50)\d)"
+"""Some of a model's layers: how many is not in its name. Mask R-CNN, SSD and RetinaNet on another backbone."""
 _NEAR = 0.07
 """Share by which sizes in names may differ: GPT-2 XL is 1.5B, 1.6B and 1558M."""
 _SIZE = r"(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])"
@@ -153,7 +154,7 @@ def _words(name: str) -> str:
     text = name.lower()
     maker, _, rest = text.rpartition("/")
     text = rest if maker and re.search(r"[a-z]{2}", rest) else text
-    text = re.sub(r"\((small|base|medium|large|big|xl|xxl|(?:criteo )?(?:kaggle|terabyte|1tb))\)", r"\1", text)
+    text = re.sub(r"\((small|base|medium|large|big|xl|xxl|retinanet|(?:criteo )?(?:kaggle|terabyte|1tb))\)", r"\1", text)
     inside = re.search(rf"\([^()]*?{_SIZE}[^()]*\)", text)
     text = re.sub(r"\([^()]*\)", "", text) + (f" {inside[1]}{inside[2]}" if inside and not size_of(re.sub(r"\(.*", "", text)) else "")
     text = re.sub(r".*\bdistill(ed)? ", "", text.replace("_", " ").replace("-", " "))  # DeepSeek-R1-Distill-Qwen-7B is a Qwen

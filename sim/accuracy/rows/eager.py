@@ -50,6 +50,8 @@ def _script(row: Row, precision: str) -> str:
         return "pytorch-transformer-xl"
     if re.search(r"mask[-_ ]?r[-_ ]?cnn", model) and precision != "fp32":
         return "pytorch-detection"  # in fp32 the script's README turns NHWC and the loader between steps off
+    if "retinanet" in model:
+        return "pytorch-foreach" if row.of_torch_2 else "pytorch-detection"  # the reference's --data-layout: channels_last
     if re.search(r"\bssd", model):
         return "pytorch-ssd"
     if not re.search(_OLDER, model) or re.search(_LARGER, model):

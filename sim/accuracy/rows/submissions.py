@@ -31,14 +31,14 @@ v4.0); config_DGXH100_multi_316x8x16.sh has it commented out."""
 
 
 _BENCHMARKS = (
-    (r"resnet", "ResNet-50"),
-    (r"gpt-?3", "GPT-3-175B"),
-    (r"stable[ _-]?diffusion", "Stable Diffusion v2"),
-    (
-        r"flux[._ -]?1?([-_ ]schnell)?",
-        "FLUX.1-schnell (256x256)",
-    ),  # mlcommons/training, text_to_image: torchtitan's flux_schnell_mlperf.toml
-    (r"ssd", "SSD on ResNet-34, or RetinaNet"),  # the latter since v2.0; no SSD300 on ResNet-50, which ships
+    # (bare name as a pattern, date of the first round, what it trains); the first that fits counts
+    (r"resnet", "", "ResNet-50"),
+    (r"gpt-?3", "", "GPT-3-175B"),
+    (r"stable[ _-]?diffusion", "", "Stable Diffusion v2"),
+    # mlcommons/training, text_to_image: torchtitan's flux_schnell_mlperf.toml
+    (r"flux[._ -]?1?([-_ ]schnell)?", "", "FLUX.1-schnell (256x256)"),
+    (r"ssd", _ROUNDS["2.0"], "RetinaNet"),
+    (r"ssd", "", "SSD on ResNet-34, or RetinaNet"),  # no SSD300 on ResNet-50, which ships
 )
 """What MLPerf's benchmarks train, by their bare names."""
 
@@ -46,7 +46,8 @@ _BENCHMARKS = (
 def completed(row: Row) -> Row:
     """A submission that says no date has that of its round, which its version or its source names; one that says no size has its benchmark's."""
     row = _dated(row)
-    name = next((whole for bare, whole in _BENCHMARKS if re.fullmatch(bare, row.model_name.strip().lower())), "") if row.submitted else ""
+    bare = row.model_name.strip().lower() if row.submitted else ""
+    name = next((whole for known, since, whole in _BENCHMARKS if re.fullmatch(known, bare) and row.date >= since), "")
     return msgspec.structs.replace(row, model_name=name) if name else row
 
 

@@ -9,7 +9,7 @@ from sim.accuracy.row import Row
 from sim.plan import Optimizer
 
 _IMAGES = (
-    r"resnet|resnext|\bcnn\b|ssd|mask|\bvgg|alexnet|inception|googlenet|densenet|mobilenet|shufflenet|squeezenet|efficientnet|regnet|\bwrn|retinanet"
+    r"resnet|resnext|\bcnn\b|ssd|mask|\bvgg|alexnet|inception|googlenet|densenet|mobilenet|shufflenet|squeezenet|efficientnet|regnet|\bwrn"
     r"|faster[-_ ]?r[-_ ]?cnn|yolo"
 )
 
@@ -18,8 +18,9 @@ _OTHERS = r"mini|[01][ _-]?bit|0/1"
 
 
 def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> Optimizer:
-    """The row's word (RMSprop, which keeps one state too, as SGD with momentum); images are trained by SGD with momentum, DLRM by SGD alone
-    (facebookresearch/dlrm, dlrm_s_pytorch.py: --optimizer), all else by Adam, as what a word that is not known is taken for.
+    """The row's word (RMSprop, which keeps one state too, as SGD with momentum); images are trained by SGD with momentum, MLPerf's RetinaNet by Adam
+    (mlcommons/training, single_stage_detector/ssd/train.py), DLRM by SGD alone (facebookresearch/dlrm, dlrm_s_pytorch.py: --optimizer), all else by
+    Adam, as what a word that is not known is taken for.
 
     BERT is tuned on SQuAD by Adam, also where a table speaks of its pretraining's LAMB: in PyTorch by one fused kernel for fp16 (apex
     FusedAdam), else by BertAdam, which calls each kernel for each tensor (NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/BERT:
@@ -43,6 +44,8 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
         return Optimizer(name="lion", **small)
     if re.search(r"(?<![a-z])lars(?![a-z])", text):
         return Optimizer(name="lars")
+    if not text and "retinanet" in model:
+        return Optimizer(name="adam")
     if "ademamix" in text:
         return Optimizer(name="ademamix")
     if "adagrad" in text:

@@ -10,7 +10,7 @@ from sim.model.layers.activation import activation
 from sim.model.layers.ends import loss
 from sim.model.layers.linear import linear
 from sim.model.parts import Block, Part, Shape
-from sim.model.pictures import inception, mask_rcnn, resnet, ssd
+from sim.model.pictures import inception, mask_rcnn, resnet, retinanet, ssd
 from sim.model.pictures.vision import Blocks, Map, block, convolution, depth, normalised, pool
 from sim.model.share import Share, share_of
 from sim.model.specs.spec import Cnn
@@ -36,6 +36,8 @@ def blocks_of(spec: Cnn, shape: Shape, framework: Framework) -> Blocks:
         return ssd.blocks(spec, share)
     if spec.arch == "mask-rcnn":
         return mask_rcnn.blocks(spec, share)
+    if spec.arch == "retinanet":
+        return retinanet.blocks(spec, share)
     return resnet.blocks(spec, share)
 
 

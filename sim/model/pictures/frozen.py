@@ -1,4 +1,5 @@
-"""The backbone of Mask R-CNN: a ResNet whose batch norms are constants (FrozenBatchNorm2d of maskrcnn-benchmark and torchvision alike).
+"""The backbone of detectors: a ResNet or ResNeXt whose batch norms are constants (FrozenBatchNorm2d of maskrcnn-benchmark and torchvision alike),
+and whose stem and first stage stay as they were pre-trained.
 
 Under autocast the maps between its convolutions are fp32: rsqrt is one of the functions that autocast runs in fp32 (torch.amp, operators that
 autocast to float32), so the scale and the offset made with it are fp32, and an fp16 map times an fp32 scale is fp32. Each convolution casts its
@@ -10,11 +11,15 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.model.layers.elementwise import elementwise
-from sim.model.parts import Part
+from sim.model.parts import Block, Part, still
 from sim.model.pictures.regions import small
-from sim.model.pictures.vision import Map, convolution
+from sim.model.pictures.vision import Map, block, convolution, depth, pool
 from sim.model.share import Share
+from sim.model.specs.spec import Cnn
 from sim.work import MemoryBound, Work
+from topologies.errors import Refused
+
+_STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
 def carried(share: Share) -> int:
@@ -71,10 +76,35 @@ def summed(share: Share, x: Map) -> MemoryBound:
     return elementwise("add", share, share.micro * x.size, 2 * wide, wide)
 
 
-def bottleneck(share: Share, x: Map, planes: int, stride: int, *, opens: bool) -> tuple[list[Part], Map]:
+def backbone(spec: Cnn, share: Share, scaled: Part, image: Map) -> tuple[list[tuple[str, Block]], list[Map]]:
+    """Of what `scaled` makes: the stem, one block per residual block, and the maps after each of the four stages. Raises `UnknownName` for a depth,
+    `Refused` for CUDA graphs, which detectors' losses do not allow."""
+    if share.framework.cuda_graphs:
+        raise Refused(
+            f"{spec.name}: how many regions there are depends on the data, so no CUDA graph holds its step; set cuda_graphs = false"
+        )
+    conv, x = convolution(share, "conv1", image, 64, 7, stride=2, padding=3, first=True)
+    pooled, y = pool(replace(share, e=carried(share)), "pool", x, 3, 2, 1)
+    parts = [still(part) for part in (scaled, narrowed(share, conv, image), fixed(share, "bn1", x), pooled)]
+    found: list[tuple[str, Block]] = [("stem", block(share, "embed", parts, image))]
+    maps: list[Map] = []
+    x = y
+    for stage, count in enumerate(depth(spec, _STAGES)):
+        for index in range(count):
+            parts, y = _bottleneck(spec, share, x, 64 * 2**stage, 2 if stage and not index else 1, opens=stage == 1 and not index)
+            if index < 2:
+                same = block(share, "layer", parts, x) if stage else block(share, "embed", [still(part) for part in parts], x)
+            found.append((f"S{stage}.{index}", same))
+            x = y
+        maps.append(x)
+    return found, maps
+
+
+def _bottleneck(spec: Cnn, share: Share, x: Map, planes: int, stride: int, *, opens: bool) -> tuple[list[Part], Map]:
     """1 x 1, 3 x 3 (with the stride), 1 x 1. `opens`: the first block that is trained, whose input needs no gradient."""
-    one, y = convolution(share, "conv1", x, planes, 1, first=opens)
-    two, z = convolution(share, "conv2", y, planes, 3, stride=stride)
+    width = planes * spec.width // 64 * spec.groups
+    one, y = convolution(share, "conv1", x, width, 1, first=opens)
+    two, z = convolution(share, "conv2", y, width, 3, stride=stride, groups=spec.groups)
     three, out = convolution(share, "conv3", z, 4 * planes, 1)
     parts = [narrowed(share, one, x), fixed(share, "bn1", y), narrowed(share, two, y), fixed(share, "bn2", z), narrowed(share, three, z)]
     if stride > 1 or x.channels != out.channels:

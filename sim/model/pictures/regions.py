@@ -40,7 +40,7 @@ def small(count: float) -> tuple[Work, ...]:
     return (MemoryBound("copy", 4096, 4096, "fp32"),) * round(count)
 
 
-def _python(kernels: float, reads: int = 0) -> int:
+def python(kernels: float, reads: int = 0) -> int:
     """Module calls that stand for the Python of so many kernels and reads."""
     return round(_CALL * kernels + _READ * reads)
 
@@ -53,7 +53,7 @@ def anchors(share: Share, maps: Sequence[Map]) -> Part:
         works += (*small(9), MemoryBound("copy", 16 * n, 16 * n, "fp32"))
         works += (MemoryBound("activation", 8 * n, n, "fp32"),) * 7 * share.micro
     return Part(
-        name="rpn.anchors", forward=works, cls="regions", detached=True, shapeless=True, modules=_python(7) * len(maps) * share.micro
+        name="rpn.anchors", forward=works, cls="regions", detached=True, shapeless=True, modules=python(7) * len(maps) * share.micro
     )
 
 
@@ -77,7 +77,7 @@ def proposals(share: Share, level: int, x: Map) -> Part:
         shapeless=True,
         reads=True,
         read_bytes=8 * kept * _WORDS * b,
-        modules=(_python(29, 4) + _WALK) * b,
+        modules=(python(29, 4) + _WALK) * b,
     )
 
 
@@ -90,7 +90,7 @@ def select(share: Share) -> Part:
         detached=True,
         shapeless=True,
         reads=True,
-        modules=_python(12, 1) * share.micro,
+        modules=python(12, 1) * share.micro,
     )
 
 
@@ -103,7 +103,7 @@ def matched(share: Share, name: str, boxes: int) -> Part:
     encode = MemoryBound("gather", 48 * boxes, 16 * boxes, "fp32")
     order = MemoryBound("sort", 8 * 8 * boxes, 8 * 8 * boxes, "fp32")
     one: list[Work] = [iou, match, *[label] * 12, encode, encode, order, order, *small(30)]
-    calls = _python(len(one), 4)
+    calls = python(len(one), 4)
     return Part(
         name=name, forward=tuple(one * share.micro), cls="regions", detached=True, shapeless=True, reads=True, modules=calls * share.micro
     )
@@ -128,7 +128,7 @@ def scores_loss(share: Share, maps: Sequence[Map]) -> Part:
         saved=8 * 256 * b,
         reads=True,
         shapeless=True,
-        modules=_python(30, 1),
+        modules=python(30, 1),
     )
 
 
@@ -163,7 +163,7 @@ def pooled(share: Share, name: str, maps: Sequence[Map], regions: int, side: int
         * share.micro
         * sum(x.size for x in maps),  # its gradient of all maps, as it is made and as it is added to another's
         reads=True,
-        modules=_python(10, 1) * levels,
+        modules=python(10, 1) * levels,
     )
 
 
@@ -173,7 +173,7 @@ def targets(share: Share, regions: int) -> Part:
 
     The lists are indexed by a tensor on the device, twice: a read for each region and time (SegmentationMask.__getitem__).
     """
-    calls = round((1.4 * 3 + 2 * _READ) * regions) + _python(28, 2) * share.micro
+    calls = round((1.4 * 3 + 2 * _READ) * regions) + python(28, 2) * share.micro
     return Part(
         name="mask.targets", forward=small(28 * share.micro), cls="regions", detached=True, shapeless=True, reads=True, modules=calls
     )

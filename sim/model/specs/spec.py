@@ -14,8 +14,8 @@ import msgspec
 
 from sim.model.captured import Captured
 from sim.model.check import check_heads
+from sim.model.specs import coco, openimages
 from sim.model.specs.clip import Clip
-from sim.model.specs.coco import PIXELS
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.diffusion import DiffusionUNet, Dit, Flux, Wan
 from sim.model.specs.fields import Activation, Count, Fraction, Layers, Natural, Spec
@@ -90,11 +90,11 @@ class Vit(Spec, tag="vit", frozen=True, kw_only=True):
 
 
 class Cnn(Spec, tag="cnn", frozen=True, kw_only=True):
-    """A convolutional network: resnet (also ResNeXt, SE), vgg, alexnet, inception-v3, ssd300, mask-rcnn, cifar."""
+    """A convolutional network: resnet (also ResNeXt, SE), vgg, alexnet, inception-v3, ssd300, mask-rcnn, retinanet, cifar."""
 
-    arch: Literal["resnet", "vgg", "alexnet", "inception-v3", "ssd300", "mask-rcnn", "cifar"] = "resnet"
+    arch: Literal["resnet", "vgg", "alexnet", "inception-v3", "ssd300", "mask-rcnn", "retinanet", "cifar"] = "resnet"
     depth: Natural = 50
-    """resnet: 18 34 50 101 152; mask-rcnn: 50 101 152; vgg: 11 13 16 19."""
+    """resnet: 18 34 50 101 152; mask-rcnn, retinanet: 50 101 152; vgg: 11 13 16 19."""
     groups: Count = 1
     width: Count = 64
     """Channels of one group in the first stage (ResNeXt 32x4d: groups 32, width 4)."""
@@ -103,20 +103,24 @@ class Cnn(Spec, tag="cnn", frozen=True, kw_only=True):
     batch_norm: bool = True
     """vgg: with batch norm after each convolution; resnet always has it."""
     image: Natural = 0
-    """Pixels of a side; 0 = 224, for inception-v3 299, for ssd300 300, for cifar 32, for mask-rcnn COCO's photographs with a short side of 800."""
+    """Pixels of a side; 0 = 224, for inception-v3 299, for ssd300 300, for cifar 32, for retinanet 800, for mask-rcnn COCO's photographs with a short
+    side of 800."""
     classes: Natural = 0
-    """0 = 1000, for ssd300 81, for mask-rcnn 91, for cifar 10."""
+    """0 = 1000, for ssd300 81, for mask-rcnn 91, for retinanet 264, for cifar 10."""
     unit: ClassVar[str] = "images"
 
     @property
     def chain(self) -> bool:
         """Each block reads the one before it alone: not the heads of detectors, which read maps of several sizes."""
-        return self.arch not in ("ssd300", "mask-rcnn")
+        return self.arch not in ("ssd300", "mask-rcnn", "retinanet")
 
     def input_bytes(self, seq: int) -> int:
-        """The fp32 picture; mask-rcnn: a photograph as it is decoded, three bytes a pixel, which is scaled and padded on the device."""
+        """The fp32 picture; detectors' photographs are scaled on the device: retinanet's in fp32, mask-rcnn's as they are decoded, three bytes a
+        pixel."""
         if self.arch == "mask-rcnn":
-            return 3 * (self.image**2 or PIXELS)
+            return 3 * (self.image**2 or coco.PIXELS)
+        if self.arch == "retinanet":
+            return 12 * (self.image**2 or openimages.PIXELS)
         return 12 * (self.image or {"inception-v3": 299, "ssd300": 300, "cifar": 32}.get(self.arch, 224)) ** 2
 
 

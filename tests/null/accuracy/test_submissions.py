@@ -169,8 +169,12 @@ def test_benchmarks_have_models_of_their_own() -> None:
     pictures = row(PICTURES, framework="PyTorch", gpus=8, nodes=1, micro_batch=32, global_batch=256)
     model = case_of(row(pictures, model_name="Stable Diffusion")).plan.model
     assert isinstance(model, dict) and model["name"] == "sd-2-base"
-    with pytest.raises(Refused, match="RetinaNet"):
-        case_of(row(pictures, model_name="SSD"))
+    for date in ("", "2021-12"):
+        with pytest.raises(Refused, match="SSD on ResNet-34"):
+            case_of(row(pictures, model_name="SSD", date=date))
+    case = case_of(row(pictures, model_name="SSD", date="2022-06"))
+    assert isinstance(case.plan.model, dict) and (case.plan.model["name"], case.plan.optimizer.name) == ("retinanet-resnext50", "adam")
+    assert case.plan.framework == "pytorch-detection" and predict(case.plan, case.topology).fits
 
 
 DEEP = Row(

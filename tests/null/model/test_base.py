@@ -71,7 +71,7 @@ def test_a_captured_module_has_no_fields(tmp_path: Path) -> None:
         ({"activation": "swish"}, "Allowed: gelu, gelu_new, quick_gelu, relu"),
         ({"position": "absolute"}, "Allowed: rope, learned, alibi, none"),
         ({"lora": {"targets": ["qvk"]}}, "Allowed: qkv, proj, up, down"),
-        ({"family": "cnn", "arch": "unet"}, "Allowed: resnet, vgg, alexnet, inception-v3, ssd300, mask-rcnn, cifar"),
+        ({"family": "cnn", "arch": "unet"}, "Allowed: resnet, vgg, alexnet, inception-v3, ssd300, mask-rcnn, retinanet, cifar"),
     ],
 )
 def test_words_that_a_field_does_not_take_are_answered_by_those_that_it_does(fields: dict[str, Any], words: str) -> None:
