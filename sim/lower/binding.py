@@ -173,7 +173,7 @@ def _refuse_parts_of_a_batch(job: Job) -> None:
 
 def _refuse_tables(job: Job) -> None:
     """Tables that their own backward updates lie on one rank each."""
-    if not any(part.expert and part.frozen and part.wgrad for _, block in job.network.blocks for part in block.parts):
+    if all(part.own_state is None for _, block in job.network.blocks for part in block.parts):
         return
     if job.size("edp") > 1:
         raise Refused(

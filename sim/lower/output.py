@@ -72,6 +72,8 @@ def _stored(job: Job, share: Share) -> list[Stored]:
         state, on_device = moments + outer, parameters + moments + outer
         if job.plan.host_updates and job.train:
             on_device = outer + (0.0 if job.framework.precision.master or job.plan.served else parameters)
+        inside = some.own[0] * job.param_bytes + 4.0 * some.own[1] * job.train  # on the device, whoever updates all else
+        parameters, on_device = parameters + inside, on_device + inside
         ways = job.size(job.mesh.shard_axis(expert)) if job.zero else 1
         if parameters:
             found.append(Stored(expert, parameters + state, on_device, ways))

@@ -75,6 +75,7 @@ def _tables(spec: Dlrm, share: Share) -> list[Part]:
             tensors=(-(-sum(spec.tables) * spec.dim // ways),),
             expert=True,
             frozen=True,
+            own_state=0,
             saved=8 * asked,
             seam="ep.combine" if split else "",
             seam_bytes=size if split else 0,

@@ -59,6 +59,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Parameters live on one expert-parallel rank (gradients average over `edp`, not `grad`)."""
     frozen: bool = False
     """No gradient for the parameters (the base of LoRA)."""
+    own_state: int | None = None
+    """fp32 numbers of optimizer state of parameters that its backward updates itself, so that no optimizer sees them; None: it updates none."""
     saved: int = 0
     """Bytes kept from forward to backward."""
     working: int = 0

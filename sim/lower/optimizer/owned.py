@@ -84,6 +84,13 @@ class Share:
         return self._job.shards(part) if self._job.zero else 1
 
     @cached_property
+    def own(self) -> tuple[int, int]:
+        """Elements of parameters that backward updates itself, and fp32 numbers of their state."""
+        kinds = (part for block in self._blocks for part in block.block.parts if part.own_state is not None and part.expert in self._sorts)
+        found = [(part.params, part.own_state or 0) for part in kinds]
+        return sum(params for params, _ in found), sum(state for _, state in found)
+
+    @cached_property
     def sizes(self) -> Counter[int]:
         """How many tensors there are of each size (elements)."""
         found: Counter[int] = Counter()

@@ -79,6 +79,16 @@ def test_tables_are_held_without_gradients_or_state() -> None:
     assert 0 < found.gradients <= 4 * dense
 
 
+@pytest.mark.parametrize("mode", ["full", "sharded", "async"])
+def test_checkpoints_hold_the_tables(mode: str) -> None:
+    """All of them once, and the dense half with its state: in one file of the first rank (whose name is `full`), or each rank's own."""
+    plan = {"batch": SIZES, "parallel": {"dp_replicate": 8, "ep": 8}, "output": {"checkpoint_every": 1, "checkpoint_mode": mode}}
+    made = program({**plan, "optimizer": {"name": "adam"}}, of(8, framework=QUIET))
+    written = next(op.bytes for ops in made.segments.values() for op in ops if op.id == "output/write")
+    dense, tables = of().parameters - sum(ROWS) * 16, -(-sum(ROWS) * 16 // 8) * 8
+    assert abs(written - (12 * dense + 4 * tables if mode == "full" else (12 * dense + 4 * tables) / 8)) <= 1
+
+
 def test_a_sample_passes_through_the_rows_that_it_looks_up() -> None:
     network = of()
     assert network.parameters - network.active_parameters == (sum(ROWS) - 6) * 16
