@@ -35,6 +35,7 @@ def _block(job: Job, block: Block) -> tuple[float, float, float]:
     for part in block.parts:
         ways, params = job.shards(part), part.params
         parameters += params * width / (ways if job.zero == 3 else 1)
+        optimizer += 4.0 * (part.own_state or 0) * job.train
         if part.frozen or not job.train:
             continue
         gradients += params * (job.grad_bytes + job.param_bytes * job.framework.precision.sums_apart) / (ways if job.zero >= 2 else 1)

@@ -54,6 +54,8 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
                 own * state * constants()["optimizer.foreach"] * (framework.optimizer.implementation == "foreach" and copies > 0)
             )
             totals["step"] += own * _flat(plan, framework)
+    if train:
+        totals["optimizer"] += 4.0 * sum(part.own_state or 0 for chunk in chunks for _, block in chunk for part in block.parts)
     if train and framework.optimizer.flat_step and zero_of(plan, framework) == 1:
         totals["step"] += _joined(plan, framework, chunks)
     totals["step"] = max(totals["step"], flat)  # parameters, or what they have moved by, joined for their message

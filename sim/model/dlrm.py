@@ -1,9 +1,9 @@
-"""DLRM (Naumov et al. 2019): tables on one rank each, all else on every rank, as facebookresearch/dlrm and TorchRec run it.
+"""DLRM (Naumov et al. 2019) and MLPerf's DLRM-DCNv2: tables on one rank each, all else on every rank, as facebookresearch/dlrm and TorchRec run it.
 
 The ranks that share the tables are the group `ep`. Each looks up the rows of its tables for the samples of all of them and sends the sums
 where the samples are (all_to_all of pooled embeddings); in backward their gradients return the same way. How tables are laid out is not
-described: ranks hold and look up equal shares, as planners try to reach. Tables are updated by SGD inside their backward (FBGEMM's
-table-batched embeddings; MLPerf's reference trains with SGD): no gradient of theirs is summed, kept or seen by the optimizer.
+described: ranks hold and look up equal shares, as planners try to reach. Tables are updated inside their backward (FBGEMM's table-batched
+embeddings; MLPerf's references train with SGD, and Adagrad since v3.0): no gradient of theirs is summed, kept or seen by the optimizer.
 """
 
 from __future__ import annotations
@@ -36,27 +36,31 @@ def blocks_of(spec: Dlrm, shape: Shape, framework: Framework) -> Blocks:
     stream = share.micro * spec.dim * share.e
     bottom = _mlp(share, "mlp", (spec.dense, *spec.bottom), ends=True)
     bottom[0] = replace(bottom[0], backward=())  # numbers need no gradient
-    top = _mlp(share, "mlp", (spec.pairs + spec.dim, *spec.top), ends=False)
+    joined, width = (_crossed(spec, share), spec.vectors * spec.dim) if spec.cross else (_pairs(spec, share), spec.pairs + spec.dim)
+    top = _mlp(_carrying(share) if spec.cross else share, "mlp", (width, *spec.top), ends=False, stream=True)
     return (
         ("embed", Block(kind="embed", parts=tuple(_tables(spec, share)))),
         ("bottom", Block(kind="layer", parts=tuple(bottom), saved_input=share.micro * spec.dense * share.e)),
-        ("head", Block(kind="head", parts=(*_pairs(spec, share), *top, _loss(share)), saved_input=stream * (len(spec.tables) + 1))),
+        ("head", Block(kind="head", parts=(*joined, *top, _loss(share)), saved_input=stream * spec.vectors)),
     )
 
 
 def _tables(spec: Dlrm, share: Share) -> list[Part]:
     """Ids to the tables' ranks, rows summed there, sums to the samples' ranks. A row of a small table is read from memory, and written, once.
 
-    Backward sorts the ids, so that each row is updated by one group of threads: it reads the gradients of what looked it up, and the row.
+    Backward sorts the ids, so that each row is updated by one group of threads: it reads the gradients of what looked it up, the row, and its state
+    (FBGEMM's EXACT_ADAGRAD, which torch.optim.Adagrad becomes in TorchRec's apply_optimizer_in_backward, and EXACT_ROWWISE_ADAGRAD).
     """
     b, ways, row = share.micro, share.shape.ep, spec.dim * (4 if share.autocast else share.e)
     asked, sums = b * sum(spec.lookups), b * len(spec.tables) * spec.dim
     rows = sum(min(rows, b * ways * hot) for rows, hot in zip(spec.tables, spec.lookups, strict=True)) // ways
     size = sums * row // spec.dim
+    state = {"sgd": 0, "adagrad": spec.dim, "rowwise-adagrad": 1}[spec.table_optimizer]  # numbers of a row
+    both = rows * (row + 4 * state)
     split = ways > 1
     look: Work = MemoryBound("embedding", rows * row + 8 * asked, size, share.act, 1.0 * asked * spec.dim)
     sort: Work = MemoryBound("sort", _SORT * 8 * asked, _SORT * 8 * asked, "fp32")
-    update: Work = MemoryBound("embedding_backward", rows * row + asked * row + 8 * asked, rows * row, share.act, 2.0 * asked * spec.dim)
+    update: Work = MemoryBound("embedding_backward", both + asked * row + 8 * asked, both, share.act, 2.0 * asked * spec.dim)
     ids: Work = MemoryBound("permute", 8 * asked, 8 * asked, "fp32")
     return [
         Part(
@@ -75,7 +79,7 @@ def _tables(spec: Dlrm, share: Share) -> list[Part]:
             tensors=(-(-sum(spec.tables) * spec.dim // ways),),
             expert=True,
             frozen=True,
-            own_state=0,
+            own_state=-(-sum(spec.tables) * state // ways),
             saved=8 * asked,
             seam="ep.combine" if split else "",
             seam_bytes=size if split else 0,
@@ -84,11 +88,11 @@ def _tables(spec: Dlrm, share: Share) -> list[Part]:
     ]
 
 
-def _mlp(share: Share, name: str, widths: tuple[int, ...], *, ends: bool) -> list[Part]:
-    """Linears with ReLU after each of them; `ends`: after the last too."""
+def _mlp(share: Share, name: str, widths: tuple[int, ...], *, ends: bool, stream: bool = False) -> list[Part]:
+    """Linears with ReLU after each of them; `ends`: after the last too. `stream`: the first reads what `share` carries, in its width."""
     parts: list[Part] = []
     for at, (k, n) in enumerate(pairwise(widths)):
-        parts.append(linear(share, f"{name}{at}", k, n, rows=share.micro, bias=True, low=False))
+        parts.append(linear(share, f"{name}{at}", k, n, rows=share.micro, bias=True, low=False, stream=stream and not at))
         last = at == len(widths) - 2
         if ends or not last:
             parts.append(activation(share, f"{name}{at}.relu", share.micro, n, "relu", reread=not last))
@@ -115,6 +119,47 @@ def _pairs(spec: Dlrm, share: Share) -> list[Part]:
         Part(name="pairs.products", forward=(product,), backward=grads, cls="gemm", saved=n * e),
         Part(name="pairs.below", forward=(pick, end), backward=(zero, put), cls="elementwise", modules=0),
     ]
+
+
+def _carrying(share: Share) -> Share:
+    """Under autocast all vectors of a sample are fp32, as tables are: torch.cat takes the widest (torch.amp, ops that promote to the widest type)."""
+    return replace(share, es=4 if share.autocast else share.e)
+
+
+def _crossed(spec: Dlrm, share: Share) -> list[Part]:
+    """All vectors of a sample side by side, x0; in each layer x = x0 (W V x + b) + x (torchrec/modules/crossnet.py, LowRankCrossNet).
+
+    A compiler makes one kernel each way of what follows W. Backward adds the gradients that come together in x, and in x0.
+    """
+    b, width, carried = share.micro, spec.vectors * spec.dim, _carrying(share)
+    n, e, w = b * width, share.e, carried.es
+    wide, narrow = ([elementwise("cast", share, b * spec.dim, *sizes)] * share.autocast for sizes in ((e, w), (w, e)))
+    one, two, add = elementwise("add", share, n, e, w), elementwise("scale", share, n, 2 * w, w), elementwise("add", share, n, 2 * w, w)
+    forward: tuple[Work, ...] = (one, two, add)
+    down = [elementwise("cast", share, n, w, e)] * (w != e)
+    backward: tuple[Work, ...] = (two, two, *down, add, add)
+    if share.framework.compile:
+        forward, backward = (elementwise("add", share, n, e + 2 * w, w, 3.0),), (elementwise("scale", share, n, e + 3 * w, e + w, 4.0), add)
+    total: Work = MemoryBound("reduce", n * w, 4 * width, share.act)
+    copy, apart = elementwise("copy", share, n, w, w), elementwise("copy", share, n - b * spec.dim, w, w)
+    parts = [Part(name="cross.cat", forward=(*wide, copy), backward=(apart, *narrow), cls="elementwise", modules=0)]
+    for at in range(spec.cross):
+        kept = n * (e if share.framework.compile else w) + (n * w if share.autocast and not at else 0)  # and x0, of which V has a copy
+        parts += [
+            linear(carried, f"cross{at}.v", width, spec.rank, rows=b, low=False, stream=True, modules=0),
+            linear(carried, f"cross{at}.w", spec.rank, width, rows=b, low=False, modules=0),
+            Part(
+                name=f"cross{at}",
+                forward=forward,
+                backward=backward,
+                wgrad=(total,),
+                cls="elementwise",
+                tensors=(width,),
+                saved=kept,
+                modules=0,
+            ),
+        ]
+    return parts
 
 
 def _loss(share: Share) -> Part:

@@ -74,6 +74,7 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"(ssd)?retinanet(resnext50|r?x50)?(32x4d)?(fpn)?", "retinanet-resnext50"),
     (r"dlrm(criteo)?kaggle", "dlrm-kaggle"),
     (r"dlrm(v1|small)?(criteo)?(terabyte|1tb)", "dlrm-terabyte"),
+    (r"dlrm(dcn(v?2)?|v2)+(criteo)?(terabyte|1tb)?(multihot)?", "dlrm-dcnv2"),
 )
 _WHOLE: tuple[tuple[str, str], ...] = (
     # the same, where the name's size is one of several
@@ -154,7 +155,7 @@ def _words(name: str) -> str:
     text = name.lower()
     maker, _, rest = text.rpartition("/")
     text = rest if maker and re.search(r"[a-z]{2}", rest) else text
-    text = re.sub(r"\((small|base|medium|large|big|xl|xxl|retinanet|(?:criteo )?(?:kaggle|terabyte|1tb))\)", r"\1", text)
+    text = re.sub(r"\((small|base|medium|large|big|xl|xxl|retinanet|dcn[- ]?v2|(?:criteo )?(?:kaggle|terabyte|1tb))\)", r"\1", text)
     inside = re.search(rf"\([^()]*?{_SIZE}[^()]*\)", text)
     text = re.sub(r"\([^()]*\)", "", text) + (f" {inside[1]}{inside[2]}" if inside and not size_of(re.sub(r"\(.*", "", text)) else "")
     text = re.sub(r".*\bdistill(ed)? ", "", text.replace("_", " ").replace("-", " "))  # DeepSeek-R1-Distill-Qwen-7B is a Qwen

@@ -37,6 +37,8 @@ _BENCHMARKS = (
     (r"stable[ _-]?diffusion", "", "Stable Diffusion v2"),
     # mlcommons/training, text_to_image: torchtitan's flux_schnell_mlperf.toml
     (r"flux[._ -]?1?([-_ ]schnell)?", "", "FLUX.1-schnell (256x256)"),
+    (r"dlrm", _ROUNDS["3.0"], "DLRM-DCNv2"),
+    (r"dlrm", _ROUNDS["0.7"], "DLRM (Criteo 1TB)"),
     (r"ssd", _ROUNDS["2.0"], "RetinaNet"),
     (r"ssd", "", "SSD on ResNet-34, or RetinaNet"),  # no SSD300 on ResNet-50, which ships
 )

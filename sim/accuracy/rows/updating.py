@@ -19,8 +19,8 @@ _OTHERS = r"mini|[01][ _-]?bit|0/1"
 
 def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> Optimizer:
     """The row's word (RMSprop, which keeps one state too, as SGD with momentum); images are trained by SGD with momentum, MLPerf's RetinaNet by Adam
-    (mlcommons/training, single_stage_detector/ssd/train.py), DLRM by SGD alone (facebookresearch/dlrm, dlrm_s_pytorch.py: --optimizer), all else by
-    Adam, as what a word that is not known is taken for.
+    (mlcommons/training, single_stage_detector/ssd/train.py), DLRM by SGD alone (facebookresearch/dlrm, dlrm_s_pytorch.py: --optimizer), with
+    a cross network by Adagrad (mlcommons/training, recommendation_v2), all else by Adam, as what a word that is not known is taken for.
 
     BERT is tuned on SQuAD by Adam, also where a table speaks of its pretraining's LAMB: in PyTorch by one fused kernel for fp16 (apex
     FusedAdam), else by BertAdam, which calls each kernel for each tensor (NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/BERT:
@@ -55,7 +55,7 @@ def optimizer_of(row: Row, precision: str, assumed: list[str] | None = None) -> 
             assumed.append(f"optimizer {row.optimizer!r} taken as SGD with momentum")
         return Optimizer(name="momentum")
     if not text and "dlrm" in model:
-        return Optimizer(name="sgd")
+        return Optimizer(name="adagrad" if re.search(r"dcn|v2", model) else "sgd")
     if text and ("adam" not in text or re.search(_OTHERS, text)) and assumed is not None:
         assumed.append(f"optimizer {row.optimizer!r} taken as adamw")
     return Optimizer(name="adamw", **small)

@@ -1,12 +1,12 @@
-"""What recommenders are: DLRM. Sizes are counts of elements."""
+"""What recommenders are: DLRM, and DLRM with a cross network. Sizes are counts of elements."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from sim.model.specs.fields import Count, Spec
+from sim.model.specs.fields import Count, Natural, Spec
 from topologies.errors import BadInput
 
 Tables = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=4096)]
@@ -14,7 +14,8 @@ Widths = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=32)]
 
 
 class Dlrm(Spec, tag="dlrm", frozen=True, kw_only=True):
-    """Tables of embeddings, an MLP for numbers, products of all pairs, an MLP on top (Naumov et al. 2019). One sample is one impression."""
+    """Tables of embeddings, an MLP for numbers, products of all pairs or a cross network, an MLP on top (Naumov et al. 2019; DCN-V2: Wang et al.
+    2020). One sample is one impression."""
 
     unit: ClassVar[str] = "samples"
     chain: ClassVar[bool] = False
@@ -25,12 +26,18 @@ class Dlrm(Spec, tag="dlrm", frozen=True, kw_only=True):
     """Columns of all of them."""
     hot: tuple[Count, ...] = ()
     """Rows of each table that a sample looks up and adds; unsaid: one."""
+    table_optimizer: Literal["sgd", "adagrad", "rowwise-adagrad"] = "sgd"
+    """What updates the tables inside backward; adagrad keeps a number for each of theirs, rowwise one for each row."""
     dense: Count = 13
     """Numbers of a sample."""
     bottom: Widths
     """Widths of the MLP that takes them; the last is `dim`."""
+    cross: Natural = 0
+    """Layers of a low-rank cross network over what the tables and the first MLP give; 0: products of all pairs."""
+    rank: Count = 512
+    """Of the cross network's matrices."""
     top: Widths
-    """Widths of the MLP on the pairs; the last is 1."""
+    """Widths of the MLP on the pairs, or on what the cross network gives; the last is 1."""
 
     def __post_init__(self) -> None:
         name = self.name or "dlrm"
@@ -49,8 +56,12 @@ class Dlrm(Spec, tag="dlrm", frozen=True, kw_only=True):
     @property
     def pairs(self) -> int:
         """Products of two different vectors: of each table, and of the first MLP."""
-        vectors = len(self.tables) + 1
-        return vectors * (vectors - 1) // 2
+        return self.vectors * (self.vectors - 1) // 2
+
+    @property
+    def vectors(self) -> int:
+        """Of each table, and of the first MLP."""
+        return len(self.tables) + 1
 
     @property
     def untouched(self) -> int:

@@ -35,6 +35,10 @@ def test_whispers_sound_is_no_text(length: int, tokens: int) -> None:
         ("DLRM (Criteo 1TB)", "dlrm-terabyte"),
         ("DLRM Criteo Kaggle", "dlrm-kaggle"),
         ("DLRM (Kaggle)", "dlrm-kaggle"),
+        ("DLRM-DCNv2", "dlrm-dcnv2"),
+        ("DLRM (DCNv2)", "dlrm-dcnv2"),
+        ("dlrm_dcn_v2", "dlrm-dcnv2"),
+        ("DLRM v2 (Criteo 1TB)", "dlrm-dcnv2"),
     ],
 )
 def test_a_recommenders_tables_are_shared_by_all(name: str, model: str) -> None:
@@ -44,7 +48,8 @@ def test_a_recommenders_tables_are_shared_by_all(name: str, model: str) -> None:
     case = case_of(msgspec.structs.replace(asked, tp=None, pp=None, vp=None, dp=None, micro_batch=None, sharding=""))
     assert isinstance(case.plan.model, dict) and case.plan.model["name"] == model
     assert case.plan.parallel.ep == 8 and step_seconds(case.plan, case.topology, case.edits)[0] > 0
-    assert case.plan.optimizer.name == "sgd" and optimizer_of(msgspec.structs.replace(asked, optimizer="Adam"), "fp32").name == "adamw"
+    assert case.plan.optimizer.name == ("adagrad" if model == "dlrm-dcnv2" else "sgd")
+    assert optimizer_of(msgspec.structs.replace(asked, optimizer="Adam"), "fp32").name == "adamw"
 
 
 def test_words_of_optimizers_and_tasks() -> None:

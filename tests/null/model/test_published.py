@@ -274,6 +274,8 @@ EXACT = {
     # facebookresearch/dlrm, dlrm_s_pytorch.py with the arguments of its Kaggle script and of MLPerf's: 33,762,577 and 187,767,399 rows and the MLPs
     "dlrm-kaggle": 540_677_217,
     "dlrm-terabyte": 24_036_595_969,
+    # mlcommons/training, recommendation_v2/torchrec_dlrm: 204,184,588 rows, and in plain PyTorch (tests/conformance/test_recommender.py)
+    "dlrm-dcnv2": 26_151_671_809,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.specs.spec import Dlrm
 from sim.model.stages import layout
 from sim.plan import Batch, Optimizer, Parallel, Plan
+from sim.predict import predict
 from sim.program import Program
 from sim.work import Gemm, HostWork, MemoryBound
 from tests.null.lower.tiny import QUIET, messages, program
@@ -79,6 +80,22 @@ def test_tables_are_held_without_gradients_or_state() -> None:
     assert 0 < found.gradients <= 4 * dense
 
 
+@pytest.mark.parametrize(("rule", "numbers"), [("adagrad", 16), ("rowwise-adagrad", 1)])
+def test_tables_that_adagrad_updates_keep_a_state(rule: Literal["adagrad", "rowwise-adagrad"], numbers: int) -> None:
+    """Read and written beside the rows, held for all of them, and in checkpoints."""
+    network = describe(replace(SMALL, table_optimizer=rule), Shape(micro=64, seq=1, ep=8, precision="fp32"), QUIET)
+    update, plain = part(network, "embed", "tables").wgrad[1], part(of(8), "embed", "tables").wgrad[1]
+    touched = (512 + 3 + 4 * 512) // 8
+    assert update.bytes - plain.bytes == 2 * 4 * numbers * touched
+    plan = {"batch": SIZES, "parallel": {"dp_replicate": 8, "ep": 8}, "optimizer": {"name": "sgd"}, "output": {"checkpoint_every": 1}}
+    state = 4 * -(-sum(ROWS) * numbers // 8)
+    found = memory_of(load_plan({"model": "tiny", "precision": "fp32", **plan}), network, QUIET)
+    made, before = program(plan, network), program(plan, of(8, framework=QUIET))
+    assert found.optimizer == made.resident["optimizer"] == state
+    written, less = (next(op.bytes for ops in one.segments.values() for op in ops if op.id == "output/write") for one in (made, before))
+    assert written - less == state
+
+
 @pytest.mark.parametrize("mode", ["full", "sharded", "async"])
 def test_checkpoints_hold_the_tables(mode: str) -> None:
     """All of them once, and the dense half with its state: in one file of the first rank (whose name is `full`), or each rank's own."""
@@ -100,6 +117,50 @@ def test_pairs_are_one_product_a_sample() -> None:
     assert products.forward == (Gemm(4, 4, 16, "fp32", 64),)
     assert part(of(), "head", "mlp0").tensors == ((6 + 16) * 24, 24)
     assert part(of(), "bottom", "mlp0").backward == ()  # numbers need no gradient
+
+
+CROSSED = replace(SMALL, cross=2, rank=8)
+
+
+def test_a_cross_network_takes_all_vectors_side_by_side() -> None:
+    """x = x0 (W V x + b) + x: two products and three kernels over 4 vectors of 16."""
+    network = describe(CROSSED, Shape(micro=64, seq=1, precision="fp32"), PLAIN)
+    n = 64 * 64
+    for at in (0, 1):
+        assert part(network, "head", f"cross{at}.v").forward == (Gemm(64, 8, 64, "fp32"),)
+        assert part(network, "head", f"cross{at}.w").forward == (Gemm(64, 64, 8, "fp32"),)
+        joined = part(network, "head", f"cross{at}")
+        assert [work.bytes for work in joined.forward] == [8 * n, 12 * n, 12 * n] and [work.bytes for work in joined.backward] == [
+            12 * n
+        ] * 4
+        assert (joined.tensors, joined.saved) == ((64,), 4 * n)
+    assert part(network, "head", "mlp0").tensors == (64 * 24, 24)
+
+
+def test_autocast_carries_32_bits_through_a_cross_network() -> None:
+    """What V and the MLP on top read is cast; the first layer keeps x0 itself, too."""
+    network = describe(CROSSED, Shape(micro=64, seq=1, precision="bf16"), PLAIN.but(precision={"autocast": True}))
+    n = 64 * 64
+    assert [part(network, "head", f"cross{at}").saved for at in (0, 1)] == [8 * n, 4 * n]
+    for name in ("cross0.v", "cross1.v", "mlp0"):
+        assert [work.bytes for work in part(network, "head", name).forward if getattr(work, "what", "") == "cast"][-1] == 6 * n
+        assert part(network, "head", name).saved == 2 * n
+    compiled = describe(CROSSED, Shape(micro=64, seq=1, precision="bf16"), PLAIN.but(precision={"autocast": True}, compile=True))
+    assert [len(works) for works in (part(compiled, "head", "cross1").forward, part(compiled, "head", "cross1").backward)] == [1, 2]
+
+
+def test_dcnv2_is_mlperf_s() -> None:
+    """recommendation_v2/torchrec_dlrm/README.MD: its tables, 214 ids of a sample, 16 million parameters beside them."""
+    spec = load_model("dlrm-dcnv2")
+    assert isinstance(spec, Dlrm)
+    assert (sum(spec.tables), sum(spec.lookups), spec.vectors * spec.dim) == (204_184_588, 214, 3456)
+    plan = load_plan("dlrm-dcnv2-8")
+    one, four = (
+        predict(replace(plan, parallel=Parallel(dp_replicate=n, ep=n), batch=Batch(global_=65536, micro=65536 // n)), where)
+        for n, where in ((8, "dgx-h100"), (32, "4x dgx-h100"))
+    )
+    assert one.fits and four.fits and one.step_time_s > four.step_time_s > one.step_time_s / 4
+    assert one.memory.optimizer == one.memory.parameters > 204_184_588 * 128 * 4 / 8
 
 
 def test_a_batch_is_read_at_once() -> None:
