@@ -31,7 +31,8 @@ def models() -> tuple[str, ...]:
 
 
 def load_model(name_or_path: str) -> ModelSpec:
-    """A preset by name, as shipped or as the Hugging Face Hub has it, or a file. Raises `UnknownName` with the nearest preset, `BadInput` for a file that does not fit."""
+    """A preset by name, as shipped or as the Hugging Face Hub has it, or a file. Raises `UnknownName` with the nearest preset, `BadInput` for a file
+    that does not fit."""
     path = Path(name_or_path)
     folder = os.path.isdir(path)  # Path.is_dir raises where the name is too long
     if folder or path.suffix in (".json", ".toml"):  # read anew each time: files change

@@ -99,7 +99,14 @@ _STEMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"gptneox|neox", ("gptneox",)),
     (r"bloom", ("bloom",)),
 )
-_CUT = r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b|mask[-_ ]?r[-_ ]?cnn.*(1\d\d|c4|c5|swin|vit)|retinanet.*(1\d\d|\br(esnet|n)?[- ]?\d|_r(esnet)?50|swin|vit)|\bssd.*(vgg|mobilenet|(resnet|rn)[- ]?(?!50)\d)"
+_CUT = "|".join(
+    (
+        r"proxy|\bcut|truncat|\d+ ?l(ayers?)?\b",
+        r"mask[-_ ]?r[-_ ]?cnn.*(1\d\d|c4|c5|swin|vit)",
+        r"retinanet.*(1\d\d|\br(esnet|n)?[- ]?\d|_r(esnet)?50|swin|vit)",
+        r"\bssd.*(vgg|mobilenet|(resnet|rn)[- ]?(?!50)\d)",
+    )
+)
 """Some of a model's layers: how many is not in its name. Mask R-CNN, SSD and RetinaNet on another backbone."""
 _NEAR = 0.07
 """Share by which sizes in names may differ: GPT-2 XL is 1.5B, 1.6B and 1558M."""
