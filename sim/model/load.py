@@ -45,7 +45,7 @@ def load_model(name_or_path: str) -> ModelSpec:
 
 
 def _shipped(name: str) -> str:
-    """ "meta-llama/Llama-3.1-8B-Instruct" is Llama 3.1 8B: without its owner, and what it was tuned for, which changes no layer."""
+    """The shipped name of a model: meta-llama/Llama-3.1-8B-Instruct without its owner, and what it was tuned for, which changes no layer."""
     names, plain = _plain_names(), _plain(name.rpartition("/")[2])
     return names.get(plain) or names.get(re.sub(r"(hf|chat|instruct|base)+$", "", plain)) or name
 
