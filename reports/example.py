@@ -20,7 +20,7 @@ CELLS: tuple[tuple[str, str], ...] = (
         "markdown",
         "# StepTwin in a notebook\n\nHow long does a training step take, on a machine that is not here? Everything below runs on a laptop.",
     ),
-    ("code", "import steptwin\nfrom reports.notebook import attach\n\nattach()  # results show themselves from here on"),
+    ("code", "import steptwin"),
     (
         "markdown",
         "## Predict\n\nA shipped plan (`steptwin plan list`), or a mapping in the form of a plan file; the second name is the machine.",
@@ -40,10 +40,8 @@ CELLS: tuple[tuple[str, str], ...] = (
     ("markdown", "## Sweep\n\nEvery plan of a space, memory first, then simulation."),
     (
         "code",
-        "import tempfile\nfrom pathlib import Path\n\nfrom sim.files.planfile import load_plan\nfrom sim.planning.sweeps.space import parse_space\n"
-        "from sim.planning.sweeps.sweep import sweep\n\nfolder = Path(tempfile.mkdtemp())\n"
-        'space = parse_space("tp=1,2,4 micro=1,2 recompute=none,full gpus=8")\n'
-        'plans = sweep(load_plan("llama3-8b-fsdp8"), space, "dgx-h100", folder / "sweep.sqlite")\nplans',
+        "import tempfile\nfrom pathlib import Path\n\nfolder = Path(tempfile.mkdtemp())\n"
+        'plans = steptwin.sweep("llama3-8b-fsdp8", "tp=1,2,4 micro=1,2 recompute=none,full gpus=8", "dgx-h100", folder / "sweep.sqlite")\nplans',
     ),
     ("code", 'plans.figure("pareto")'),
     (

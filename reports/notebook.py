@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reports.figures.palette import WORDS, colour
-from reports.words import count, gib, seconds, short
+from reports.words import count, gib, ranks, seconds, short
 from topologies.errors import UnknownName
 
 if TYPE_CHECKING:
@@ -88,13 +88,15 @@ def _bar(split: Mapping[str, float]) -> str:
 
 
 def prediction_html(found: Prediction) -> str:
-    """Headline and breakdown."""
+    """Headline, breakdown, and what must be known before believing them."""
     from msgspec.structs import asdict
 
-    from reports.pages.prediction import headline
+    from reports.pages.prediction import headline, notes_of
 
-    title = f"{found.plan.name or found.plan.model_name} on {found.topology}, {found.gpus} ranks: predicted"
-    return _table(title, [(name, value, note) for value, name, note in headline(found.to_dict())]) + _bar(asdict(found.breakdown))
+    told = found.to_dict()
+    title = f"{found.plan.name or found.plan.model_name} on {found.machine}, {ranks(found.gpus)}: predicted"
+    notes = "".join(f"<div><small>{html.escape(note)}</small></div>" for note in notes_of(told))
+    return _table(title, [(name, value, note) for value, name, note in headline(told)]) + _bar(asdict(found.breakdown)) + notes
 
 
 def comparison_html(found: Comparison) -> str:
@@ -110,9 +112,12 @@ def comparison_html(found: Comparison) -> str:
 
 def sweep_html(found: Sweep) -> str:
     """How many plans, and the best of them."""
+    from reports.pages.sweep import outcomes
     from sim.planning.sweeps.tables import unit_of
 
-    title = ", ".join(f"{number:,} {name}" for name, number in found.counts.items())
+    head: tuple[str, ...] = ("plan", "step", "samples/s/GPU", "MFU", "memory")
+    if any(row.cost for row in found.ranked):
+        head += (f"cost per million {unit_of(found.feasible)}",)
     rows = [
         (
             short(row.key, 100),
@@ -124,17 +129,19 @@ def sweep_html(found: Sweep) -> str:
         )
         for row in found.ranked[:_TOP]
     ]
-    return _table(title, rows, ("plan", "step", "samples/s/GPU", "MFU", "memory", f"cost per million {unit_of(found.feasible)}"))
+    return _table(f"plans: {outcomes(found.counts)}", [row[: len(head)] for row in rows], head)
 
 
 def topology_html(found: Topology) -> str:
     """What a node is made of."""
+    from sim.files.machinefile import machine_words
     from topologies.summary import summary
 
     told = summary(found)
+    told["nics"] = ", ".join(f"{number} x {name}" for name, number in told["nics"].items()) or "none"
     rows = [(name, str(value)) for name, value in told.items() if name not in ("rows", "paths from rank 0", "peak TFLOP/s", "source")]
     rows += [(f"{row['link']} x {row['count']}", f"{row['rate']}, {row['latency']}") for row in told["rows"]]
-    return _table(f"{found.name}: {found.gpus} ranks", rows)
+    return _table(f"{machine_words(found)}: {ranks(found.gpus)}", rows)
 
 
 def text_html(found: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from reports.figures.coordinates import coordinates, per_gpu
 from reports.figures.plans import breakdowns, pareto_figure
 from reports.page import Card, Page
-from reports.words import count, gib, seconds, short
+from reports.words import count, counted, gib, seconds, short
 from sim.planning.sweeps.space import settings_of
 from sim.planning.sweeps.store import Row
 from sim.planning.sweeps.sweep import Sweep, by_reason
@@ -42,7 +42,7 @@ def sweep_page(title: str, found: Sweep) -> str:
     """The file's text. `found`: what `sim.planning.sweeps.sweep.sweep` returns; it holds at least one plan that fits."""
     ranked = found.ranked
     tried = sum(found.counts.values())
-    page = Page(title, f"{tried:,} plans: {_outcomes(found.counts)}.")
+    page = Page(title, f"{counted(tried, 'plan')}: {outcomes(found.counts)}.")
     page.cards(_cards(ranked, found.front))
     page.section("The best beside the runner-up", _BEST)
     page.table(("", "best", "runner-up"), _beside(ranked))
@@ -82,7 +82,7 @@ _OUTCOMES = {
 }
 
 
-def _outcomes(counts: Mapping[str, int]) -> str:
+def outcomes(counts: Mapping[str, int]) -> str:
     """`166 simulated, 102 do not fit into memory`; what did not occur is left out."""
     return ", ".join(f"{counts[name]:,} {words}" for name, words in _OUTCOMES.items() if counts.get(name))
 

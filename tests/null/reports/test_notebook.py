@@ -28,6 +28,15 @@ def test_a_prediction_shows_itself() -> None:
         assert found.figure(name).data, name  # type: ignore[attr-defined]
 
 
+def test_notebooks_name_what_was_changed_and_what_is_doubtful() -> None:
+    """A what-if stood under the name of the machine as it is, without the warning that it changes nothing there."""
+    found = shown(predict({"model": "gpt2-124m", "batch": {"global": 2}}, "dgx-h100", edits=("oversubscription=4",)))
+    text = found._repr_html_()  # type: ignore[attr-defined]
+    assert "dgx-h100 with oversubscription=4, 1 rank: predicted" in text and "oversubscription=4 has no effect" in text
+    machine = shown(load_topology("dgx-h100", ("oversubscription=4",)))._repr_html_()  # type: ignore[attr-defined]
+    assert "dgx-h100 with oversubscription=4: 8 ranks" in machine and "8 x ib-ndr-400g" in machine
+
+
 def test_memory_in_a_notebook_peaks_at_the_reported_peak() -> None:
     found = shown(predict({"model": "gpt2-124m", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_shard": 8}}, "dgx-h100"))
     figure = found.figure("memory")  # type: ignore[attr-defined]
