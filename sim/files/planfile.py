@@ -92,7 +92,23 @@ def _read(source: str) -> tuple[dict[str, Any], str]:
             wrong = "is no file" if os.path.exists(source) else "does not exist"
             raise BadInput(f"plan file {source} {wrong}. Give a TOML file, or one of: {', '.join(shipped)}")
         raise _unknown(source, shipped)
-    return (_json(path) if source.endswith(".json") else read_toml(path, "plan file", _LARGEST)), str(source)
+    tree = _json(path) if source.endswith(".json") else read_toml(path, "plan file", _LARGEST)
+    return _beside(tree, path.parent), source
+
+
+def _beside(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The plan with files that it names (model, schedule) found beside itself, as a topology's are; what is not there is looked for where we are."""
+
+    def named(section: object, key: str) -> dict[str, Any]:
+        name = section.get(key) if isinstance(section, dict) else None
+        there = isinstance(name, str) and any(os.path.isfile(folder / name / inside) for inside in ("", "config.json"))
+        return {key: str(folder / str(name))} if there else {}
+
+    found = tree | named(tree, "model")
+    for section, key in (("model", "base"), ("parallel", "schedule")):
+        if changed := named(found.get(section), key):
+            found[section] = found[section] | changed
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from sim.framework.framework import load_framework
 from sim.model.stages import layout
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
 from sim.rules import check, mesh_of
-from sim.setting.bind import bind
+from sim.setting.bind import bind, model_of
 from topologies.errors import BadInput, SteptwinError
 
 sizes = st.sampled_from([1, 2, 4])
@@ -232,3 +233,24 @@ def test_what_no_plan_could_say_is_told_as_it_is() -> None:
         assert wrong_value(message, {}) == message
     told = {text: wrong_value("Expected `int` - at `$.batch.micro`", tree) for text, tree in WRONG.items()}
     assert all(said.startswith(f"batch.micro = {text}") and "must be a whole number" in said for text, said in told.items())
+
+
+def test_files_that_a_plan_names_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the tool is called from, as a topology's: a plan in another folder was refused, or took a file of that name here."""
+    config = {"family": "mlp", "widths": [64, 64]}
+    (tmp_path / "own").mkdir()
+    for folder, name in ((tmp_path / "own", "beside"), (tmp_path, "here")):
+        (folder / "net.json").write_text(json.dumps(config | {"name": name}))
+    (tmp_path / "only-here.json").write_text(json.dumps(config))
+    (tmp_path / "own" / "mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    monkeypatch.chdir(tmp_path)
+
+    def read(text: str) -> Plan:
+        (tmp_path / "own" / "plan.toml").write_text(text)
+        return load_plan("own/plan.toml")
+
+    assert model_of(read('model = "net.json"')).name == "beside"
+    assert model_of(read('model = { base = "net.json", widths = [8, 8] }')).name == "own/net.json (changed)"
+    assert read('model = "only-here.json"').model == "only-here.json" and read('model = "llama3-8b"').model == "llama3-8b"
+    whole = read('model = "llama3-8b"\nbatch = { global = 2, micro = 1 }\nparallel = { pp = 2, schedule = "mine.csv" }')
+    assert whole.parallel.actions is not None
