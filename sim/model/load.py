@@ -35,6 +35,8 @@ def load_model(name_or_path: str) -> ModelSpec:
     that does not fit."""
     path = Path(name_or_path)
     folder = os.path.isdir(path)  # Path.is_dir raises where the name is too long
+    if folder and name_or_path in models() and not os.path.isfile(path / "config.json"):
+        folder = False  # somebody's results, called as the model is
     if folder or path.suffix in (".json", ".toml"):  # read anew each time: files change
         return _from_file(path / "config.json" if folder else path)
     if os.path.isfile(path):

@@ -183,3 +183,15 @@ def test_the_rotated_share_may_stand_in_a_table_of_its_own(kind: str) -> None:
     table = {"rope_type": "default", "partial_rotary_factor": 0.75}
     assert msgspec.to_builtins(from_config({**bare, "rope_parameters": table}, "c"))["rotary"] == 0.75
     assert from_config({**bare, "rope_parameters": {"rope_type": "default"}}, "c") == from_config(bare, "c")
+
+
+def test_a_folder_that_is_called_like_a_shipped_model_hides_it_only_with_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results or checkpoints of Llama 3 8B lie in a folder llama3-8b more often than not: no shipped plan of it could be predicted beside them."""
+    monkeypatch.chdir(tmp_path)
+    Path("gpt2-124m").mkdir()
+    assert load_model("gpt2-124m").name == "gpt2-124m"
+    Path("gpt2-124m/config.json").write_text(json.dumps(GPT2 | {"n_layer": 3}))
+    assert load_model("gpt2-124m").layers == 3  # type: ignore[union-attr]
+    with pytest.raises(BadInput, match=r"mine/config\.json does not exist"):
+        Path("mine").mkdir()
+        load_model("mine")
