@@ -1,7 +1,7 @@
 """What is to happen when: time in order, without anything else that SimPy's processes bring.
 
-Both engines tell `Sharing` the time through a `Clock`: the one that makes a trace by SimPy's environment, the one that only wants to
-know when steps end by an `Agenda`.
+Both engines tell `Sharing` the time through a `Clock`: the one that makes a trace by SimPy's environment (`sim.engine.environment`), the one
+that only wants to know when steps end by an `Agenda`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    import simpy
+from typing import Any, Protocol
 
 Action = Callable[..., None]
 
@@ -29,24 +26,6 @@ class Clock(Protocol):
     def after(self, seconds: float, action: Action, *words: Any) -> None:
         """Calls `action(*words)` in so many seconds."""
         ...
-
-
-class Environment:
-    """SimPy's time as a `Clock`."""
-
-    def __init__(self, env: simpy.Environment) -> None:
-        self._env = env
-
-    @property
-    def now(self) -> float:
-        """Seconds since the beginning."""
-        return self._env.now
-
-    def after(self, seconds: float, action: Action, *words: Any) -> None:
-        """Calls `action(*words)` in so many seconds."""
-        timeout = self._env.timeout(seconds)
-        assert timeout.callbacks is not None
-        timeout.callbacks.append(lambda _: action(*words))
 
 
 class Agenda:

@@ -96,7 +96,7 @@ class Lanes:
         if self._meets(item.op):
             self._meetings.arrive(item, start)
         elif item.cost.uses and item.cost.seconds > 0:
-            self.at(start, lambda: self.flow(item, lambda: self.release(state, item, self._clock.now)))
+            self.at(start, lambda: self.flow(item, lambda: self.release(state, lane, item, self._clock.now)))
         else:
             lane.work, lane.since = item.cost.seconds, start
             lane.rate = _beside(state, item) if state.comm and item.op.kind == "compute" else 1.0
@@ -109,7 +109,7 @@ class Lanes:
     def _due(self, state: RankState, lane: Lane, item: Item, ticket: int) -> None:
         """The op ends, unless its speed has changed since."""
         if lane.ticket == ticket:
-            self.release(state, item, lane.since + lane.work / lane.rate)
+            self.release(state, lane, item, lane.since + lane.work / lane.rate)
 
     def flow(self, item: Item, done: Callable[[], None]) -> None:
         """Runs an op that shares resources: first its latency, alone, then the rest as a flow."""
@@ -131,11 +131,11 @@ class Lanes:
         else:
             self._clock.after(time - self._clock.now, action)
 
-    def release(self, state: RankState, item: Item, time: float) -> None:
+    def release(self, state: RankState, lane: Lane, item: Item, time: float) -> None:
         """Ends an op, and lets its lane go on."""
-        lane = state.lane(item.lane)
         self.ended(lane, item, time)
-        self._next(state, lane)
+        if lane.queue:
+            self._next(state, lane)
 
     def comm_changed(self, state: RankState, delta: int) -> None:
         """A collective began (+1) or ended (-1) beside compute: the compute ops that run change their speed."""

@@ -28,13 +28,14 @@ class Meetings:
         """An item has come to its meeting at `time` (seconds); when it is the last, the meeting is complete."""
         if item.op.kind == "collective":
             self.number(item)
-        come = self._seats.of(item.op, item.rank).table.come(item.turn, (item, time))
+        assert item.table is not None
+        come = item.table.come(item.turn, (item, time))
         if come:
             self._complete(come)
 
     def number(self, item: Item) -> None:
         """Called when a message is issued."""
-        _, item.turn = self._seats.of(item.op, item.rank).next()
+        item.table, item.turn = self._seats.of(item.op, item.rank).next()
 
     def check_empty(self) -> None:
         """Raises `BadInput` that names who waits for whom when a run has ended with ranks still waiting."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
-import simpy
 from msgspec.structs import replace
 
 from sim.cost.price import Cost, Pricer
-from sim.engine.agenda import Environment, uncollected
+from sim.engine.agenda import uncollected
+from sim.engine.environment import Environment
 from sim.engine.fold import Symmetry, beside, representatives
 from sim.engine.groups import groups_of
 from sim.engine.lanes import Lanes
@@ -57,14 +57,13 @@ class Engine:
 
     def __init__(self, program: Program, pricer: Pricer, symmetry: Symmetry, detail: bool = True, condensed: bool = False) -> None:
         self.program, self.pricer, self.detail, self.condensed = program, pricer, detail, condensed
-        self.env = simpy.Environment()
-        clock = Environment(self.env)
-        self.sharing = Sharing(clock, pricer.capacity)
+        self.env = Environment()
+        self.sharing = Sharing(self.env, pricer.capacity)
         self.stands_for = representatives(program, symmetry)
         groups = groups_of(program.mesh, self.stands_for)
         self.prices = Pricing(program, pricer, groups, symmetry is not False, alone, beside(symmetry))
         self.meetings = Meetings(groups, self._complete)
-        self.lanes = Lanes(clock, self.sharing, self.meetings, self.prices.meets, self._finished)
+        self.lanes = Lanes(self.env, self.sharing, self.meetings, self.prices.meets, self._finished)
         self.states: dict[int, RankState] = {}
         self.spans: list[Span] = []
         self._changes: dict[int, list[tuple[float, int, int]]] = {}
@@ -125,7 +124,8 @@ class Engine:
             for state in beside:
                 self.lanes.comm_changed(state, -1)
             for item in items:
-                self.lanes.release(self.states[item.rank], item, self.env.now)
+                state = self.states[item.rank]
+                self.lanes.release(state, state.lane(item.lane), item, self.env.now)
 
         self.lanes.at(start, begin)
 

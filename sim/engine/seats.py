@@ -52,9 +52,17 @@ class Seats(Generic[A]):
         self._groups = groups
         self._tables: dict[object, Table[A]] = {}
         self._seats: dict[object, Seat[A]] = {}
+        self._of: dict[tuple[int, str, str, str, int], Seat[A]] = {}
 
     def of(self, op: Op, rank: int) -> Seat[A]:
         """The rank's place for an op: collectives meet by lane, messages by pair and direction."""
+        asked = (rank, op.kind, op.group, op.lane, op.peer)
+        seat = self._of.get(asked)
+        if seat is None:
+            seat = self._of[asked] = self._found(op, rank)
+        return seat
+
+    def _found(self, op: Op, rank: int) -> Seat[A]:
         if op.kind == "collective":
             members = self._groups.represented(op.group, rank)
             base: object = (op.group, members, op.lane)

@@ -20,13 +20,33 @@ Uses = tuple[tuple[str, float], ...]
 class Flow:
     """Work of `remaining` seconds at full speed; `rate` is the share of full speed that it gets."""
 
-    __slots__ = ("done", "rate", "remaining", "since", "ticket", "uses", "weight")
+    __slots__ = ("done", "rate", "remaining", "since", "taken", "ticket", "uses", "weight")
 
-    def __init__(self, seconds: float, uses: Uses, now: float, done: Callable[[], None], share: float = 0.0) -> None:
-        self.remaining, self.uses, self.since, self.done = seconds, uses, now, done
+    def __init__(self, seconds: float, uses: Uses, now: float, done: Callable[[], None], share: float = 0.0, taken: Taken = ()) -> None:
+        self.remaining, self.uses, self.since, self.done, self.taken = seconds, uses, now, done, taken
         self.rate = 0.0
         self.ticket = 0
         self.weight = share or uses[0][1]
+
+
+class Resource:
+    """One resource: what it has per second, what the flows on it want, and what went through it."""
+
+    __slots__ = ("capacity", "most", "moved", "users", "wish")
+
+    def __init__(self, capacity: float) -> None:
+        self.capacity, self.most = capacity, capacity * _SLACK
+        self.users: dict[Flow, float] = {}
+        self.wish = self.moved = 0.0
+
+    @property
+    def crowded(self) -> bool:
+        """Do its flows want more than it has?"""
+        return self.wish > self.most
+
+
+Taken = tuple[tuple[Resource, float], ...]
+"""`Uses` by the resources themselves."""
 
 
 class Sharing:
@@ -34,55 +54,61 @@ class Sharing:
 
     def __init__(self, clock: Clock, capacity: Mapping[str, float]) -> None:
         self._clock, self._source = clock, capacity
-        self._capacity: dict[str, float] = {}
-        self._users: dict[str, dict[Flow, float]] = {}
-        self._wish: dict[str, float] = {}
-        self._known: dict[Uses, tuple[Uses, float]] = {}
-        """Of what a flow names: each resource once, but for `idle` ones, and what it wants of the first."""
+        self._resources: dict[str, Resource] = {}
+        self._known: dict[int, tuple[Uses, Uses, Taken, float]] = {}
+        """By id() of what a flow names, which is kept: each resource once, but for `idle` ones, also as itself, and what it wants of the first."""
         self.idle: frozenset[str] = frozenset()
         """Resources that never bind: what flows take of them need not be known."""
-        self.moved: dict[str, float] = {}
+
+    @property
+    def moved(self) -> dict[str, float]:
         """Resource -> amount used in total (bytes through a link, core seconds), but for `idle` ones."""
+        return {name: resource.moved for name, resource in self._resources.items() if resource.moved}
 
     def limit(self, left: Mapping[str, float]) -> None:
         """Before anything starts: of these resources there is so much."""
-        self._capacity.update(left)
+        self._resources.update((name, Resource(capacity)) for name, capacity in left.items())
 
     def start(self, seconds: float, uses: Uses, done: Callable[[], None], share: float = 0.0) -> None:
         """Runs `done` when `seconds` of work at full speed have been served. `share`: of the first resource, what one of the equal flows
         takes that this one stands for; 0: it is one."""
-        known = self._known.get(uses)
+        known = self._known.get(id(uses))
         if known is None:
             once = merged(uses)
-            known = self._known[uses] = (tuple(use for use in once if use[0] not in self.idle), once[0][1])
-        taken, first = known
+            binding = tuple(use for use in once if use[0] not in self.idle)
+            known = self._known[id(uses)] = (uses, binding, tuple((self._resource(name), amount) for name, amount in binding), once[0][1])
+        _, binding, taken, first = known
         if not taken:
             self._clock.after(seconds, done)
             return
-        flow = Flow(seconds, taken, self._clock.now, done, share or first)
+        flow = Flow(seconds, binding, self._clock.now, done, share or first, taken)
         crowded = False
-        for name, amount in flow.uses:
-            if name not in self._capacity:
-                self._capacity[name] = self._source[name]
-            wish = self._wish.get(name, 0.0) + amount
-            self._wish[name] = wish
-            self._users.setdefault(name, {})[flow] = amount
-            self.moved[name] = self.moved.get(name, 0.0) + amount * seconds
-            crowded = crowded or self._crowded(name)
+        for resource, amount in taken:
+            wish = resource.wish = resource.wish + amount
+            resource.users[flow] = amount
+            resource.moved += amount * seconds
+            if wish > resource.most:
+                crowded = True
         if crowded:
-            self._refill(flow.uses)
+            self._refill([name for name, _ in binding])
         else:
             self._set_rate(flow, 1.0)
 
+    def _resource(self, name: str) -> Resource:
+        found = self._resources.get(name)
+        if found is None:
+            found = self._resources[name] = Resource(self._source[name])
+        return found
+
     def _finish(self, flow: Flow) -> None:
-        crowded = [use for use in flow.uses if self._crowded(use[0])]
-        for name, amount in flow.uses:
-            users = self._users[name]
+        crowded = [name for (name, _), (resource, _) in zip(flow.uses, flow.taken, strict=True) if resource.wish > resource.most]
+        for resource, amount in flow.taken:
+            users = resource.users
             del users[flow]
             # An empty resource restarts from zero, so that rounding never accumulates.
-            self._wish[name] = self._wish[name] - amount if users else 0.0
+            resource.wish = resource.wish - amount if users else 0.0
         if crowded:
-            self._refill(tuple(crowded))
+            self._refill(crowded)
         flow.done()
 
     def _set_rate(self, flow: Flow, rate: float) -> None:
@@ -99,9 +125,9 @@ class Sharing:
         if flow.ticket == ticket:
             self._finish(flow)
 
-    def _refill(self, touched: Uses) -> None:
-        flows, names = self._component([name for name, _ in touched])
-        for flow, rate in fill(flows, {n: (self._capacity[n], self._users[n]) for n in names}).items():
+    def _refill(self, touched: list[str]) -> None:
+        flows, names = self._component(touched)
+        for flow, rate in fill(flows, {n: (self._resources[n].capacity, self._resources[n].users) for n in names}).items():
             self._set_rate(flow, rate)
 
     def _component(self, names: list[str]) -> tuple[dict[Flow, None], list[str]]:
@@ -114,14 +140,11 @@ class Sharing:
             if name in seen:
                 continue
             seen[name] = None
-            for flow in self._users[name]:
+            for flow in self._resources[name].users:
                 if flow not in flows:
                     flows[flow] = None
-                    stack.extend(other for other, _ in flow.uses if other not in seen and self._crowded(other))
-        return flows, [name for name in seen if self._crowded(name)]
-
-    def _crowded(self, name: str) -> bool:
-        return self._wish[name] > self._capacity[name] * _SLACK
+                    stack.extend(other for other, _ in flow.uses if other not in seen and self._resources[other].crowded)
+        return flows, [name for name in seen if self._resources[name].crowded]
 
 
 def merged(uses: Uses) -> Uses:

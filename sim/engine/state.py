@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from sim.cost.price import Cost
+from sim.engine.seats import Table
 from sim.program import Call, Op
 
 Resume = Callable[[float, "Item | None"], None]
@@ -32,6 +33,7 @@ class Item:
         "op",
         "rank",
         "start",
+        "table",
         "thread",
         "turn",
         "wait",
@@ -48,8 +50,9 @@ class Item:
         self.mark: Mark | None = None
         self.waiters: list[Resume] = []
         self.index = -1
+        self.table: Table[tuple[Item, float]] | None = None
         self.turn = -1
-        """send, recv: number among those of the same pair, as they were issued."""
+        """What needs others: where it meets them, and its number there (a message's as it was issued)."""
 
     @property
     def ready(self) -> float:

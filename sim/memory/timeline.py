@@ -8,7 +8,7 @@ The peak of the fullest rank is the peak of `memory_of`: both come from the same
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from sim.memory.activations import Known, Pass, passes
 from sim.memory.report import MemoryReport, forward_bytes, growth, memory_of_stages
@@ -36,6 +36,7 @@ class _Window(NamedTuple):
 
 _Key = tuple[int, str, str, str]
 """(step, micro-batch, phase, block)."""
+_K = TypeVar("_K")
 
 
 class _Change(NamedTuple):
@@ -129,8 +130,8 @@ def _windows(spans: list[Span], blocks: dict[str, Pass]) -> tuple[dict[_Key, _Wi
 
     Gradients of input and weights that take turns are one pass (bwd); zero-bubble schedules run them apart.
     """
-    found: dict[_Key, _Window] = {}
-    updates: dict[int, _Window] = {}
+    ran: dict[_Key, list[float]] = {}
+    updated: dict[int, list[float]] = {}
     names: dict[str, str] = {}
     for span in spans:
         place = span.id.split("/", 4)  # rank, step, micro-batch, phase, block.part
@@ -140,20 +141,28 @@ def _windows(spans: list[Span], blocks: dict[str, Pass]) -> tuple[dict[_Key, _Wi
                 name = names[place[4]] = _block(place[4], blocks)
             if name:
                 phase = "bwd" if place[3] == "recompute" else place[3]
-                key = (span.step, place[2], phase, name)
-                found[key] = _joined(found.get(key), span)
+                _join(ran, (span.step, place[2], phase, name), span)
         elif span.cls == UPDATE and not span.id.endswith("/zero"):
-            updates[span.step] = _joined(updates.get(span.step), span)
+            _join(updated, span.step, span)
+    found = {key: _Window(*window) for key, window in ran.items()}
     for key in [key for key in found if key[2] == "wgrad"]:
         back = (key[0], key[1], "bwd", key[3])
         if back in found and found[key].start < found[back].end:
             both, weights = found[back], found.pop(key)
             found[back] = _Window(min(both.start, weights.start), max(both.end, weights.end))
-    return found, updates
+    return found, {step: _Window(*window) for step, window in updated.items()}
 
 
-def _joined(window: _Window | None, span: Span) -> _Window:
-    return _Window(span.start, span.end) if window is None else _Window(min(window.start, span.start), max(window.end, span.end))
+def _join(windows: dict[_K, list[float]], key: _K, span: Span) -> None:
+    """The window of this key, [start, end], grows to hold the span."""
+    window = windows.get(key)
+    if window is None:
+        windows[key] = [span.start, span.end]
+        return
+    if span.start < window[0]:
+        window[0] = span.start
+    if span.end > window[1]:
+        window[1] = span.end
 
 
 def _block(place: str, blocks: dict[str, Pass]) -> str:

@@ -17,6 +17,8 @@ from sim.trace import Span, Trace
 
 CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "bubble_s", "host_s")
 _BUBBLE, _HOST = CLASSES.index("bubble_s"), CLASSES.index("host_s")
+_FIRST = [next((at for at in range(len(CLASSES)) if classes >> at & 1), _BUBBLE) for classes in range(1 << len(CLASSES))]
+"""Of each set of classes, as bits, the one that counts."""
 COMM = "comm"
 """Class of the communication inside a run of ops that is one span."""
 _MOMENT = 1e-12
@@ -124,33 +126,34 @@ def _class_of(span: Span) -> int | None:
 def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
     """Seconds of each of `CLASSES` between two moments, from the spans of one rank that reach into them."""
     edges: list[tuple[float, int, int]] = []
+
+    def occupied(start: float, stop: float, index: int) -> None:
+        start, stop = start if start > begin else begin, stop if stop < end else end
+        if stop - start > _MOMENT:
+            edges.append((start, index, 1))
+            edges.append((stop, index, -1))
+
     for span in spans:
         index = _class_of(span)
         if index is not None:
-            edges += _edge(span.start + span.wait, span.end - span.exposed, index, begin, end)
+            occupied(span.start + span.wait, span.end - span.exposed, index)
             if span.exposed > 0:
-                edges += _edge(span.end - span.exposed, span.end, 2, begin, end)
+                occupied(span.end - span.exposed, span.end, 2)
         if span.wait > 0 and span.lane == COMPUTE:
-            edges += _edge(span.start, span.start + span.wait, _BUBBLE, begin, end)
+            occupied(span.start, span.start + span.wait, _BUBBLE)
         if span.launch > 0:
-            edges += _edge(span.issued, span.issued + span.launch, _HOST, begin, end)
+            occupied(span.issued, span.issued + span.launch, _HOST)
     edges.sort()
-    active = [0] * len(CLASSES)
-    sums = dict.fromkeys(CLASSES, 0.0)
+    active, sums, classes = [0] * len(CLASSES), [0.0] * len(CLASSES), 0
     at = begin
     for time, index, change in edges:
         if time > at:
-            now = next((i for i, count in enumerate(active) if count), _BUBBLE)
-            sums[CLASSES[now]] += time - at
+            sums[_FIRST[classes]] += time - at
             at = time
         active[index] += change
-    sums["bubble_s"] += max(0.0, end - at)
-    return sums
-
-
-def _edge(start: float, stop: float, index: int, begin: float, end: float) -> list[tuple[float, int, int]]:
-    start, stop = start if start > begin else begin, stop if stop < end else end
-    return [(start, index, 1), (stop, index, -1)] if stop - start > _MOMENT else []
+        classes = classes | 1 << index if active[index] else classes & ~(1 << index)
+    sums[_BUBBLE] += max(0.0, end - at)
+    return dict(zip(CLASSES, sums, strict=True))
 
 
 def critical_path(trace: Trace) -> list[tuple[str, float]]:

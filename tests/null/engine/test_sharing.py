@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine.agenda import Environment
+from sim.engine.environment import Environment
 from sim.engine.run import Engine
 from sim.engine.sharing import Flow, Sharing, fill
 from sim.setting.bind import bind
@@ -48,8 +47,8 @@ def test_rates_are_max_min_fair(drawn: list[dict[str, float]], capacity: dict[st
     capacities,
 )
 def test_all_work_is_done_and_no_link_is_overfull(drawn: list[tuple[float, float, float, set[str]]], capacity: dict[str, float]) -> None:
-    env = simpy.Environment()
-    sharing = Sharing(Environment(env), capacity)
+    env = Environment()
+    sharing = Sharing(env, capacity)
     ends: list[float] = []
 
     def one(start: float, work: float, rate: float, path: set[str]):  # type: ignore[no-untyped-def]
@@ -70,8 +69,8 @@ def test_all_work_is_done_and_no_link_is_overfull(drawn: list[tuple[float, float
 
 
 def test_a_link_that_a_flow_crosses_twice_counts_twice() -> None:
-    env = simpy.Environment()
-    sharing = Sharing(Environment(env), {"a": 10.0})
+    env = Environment()
+    sharing = Sharing(env, {"a": 10.0})
     ended: list[float] = []
     sharing.start(1.0, (("a", 10.0), ("a", 10.0)), lambda: ended.append(env.now))
     env.run()
@@ -83,8 +82,8 @@ def test_what_never_binds_is_left_out_and_the_rest_is_shared_as_before() -> None
     """Shares are measured in the resource that a flow names first, whether it is looked at or not."""
 
     def run(idle: frozenset[str]) -> tuple[list[tuple[str, float]], dict[str, float]]:
-        env = simpy.Environment()
-        sharing = Sharing(Environment(env), {"own": 30.0, "other": 10.0, "link": 6.0})
+        env = Environment()
+        sharing = Sharing(env, {"own": 30.0, "other": 10.0, "link": 6.0})
         sharing.idle = idle
         ended: list[tuple[str, float]] = []
 
