@@ -82,7 +82,7 @@ class Page:
     def __init__(self, title: str, lead: str) -> None:
         self._title, self._lead = short(title, _LONGEST), lead
         self._parts: list[str] = []
-        self._figures = 0
+        self._figures, self._heading = 0, title
 
     def cards(self, cards: Sequence[Card]) -> None:
         """Headline numbers."""
@@ -94,6 +94,7 @@ class Page:
 
     def section(self, title: str, note: str = "") -> None:
         """A heading with a sentence on how to read what follows."""
+        self._heading = title
         self._parts.append(f"<h2>{html.escape(title)}</h2>")
         self.note(note)
 
@@ -112,12 +113,14 @@ class Page:
         self._parts += [f'<div class="warn">{html.escape(text)}</div>' for text in texts]
 
     def figure(self, figure: go.Figure) -> None:
-        """A figure at full width; its height is the layout's. `no_narrower` ones keep their least width and scroll sideways."""
+        """A figure at full width; its height is the layout's. `no_narrower` ones keep their least width and scroll sideways. Its section's heading
+        is its name for whoever cannot see it."""
         styled(figure)
         self._figures += 1
         height, least = int(figure.layout.height or 450), (figure.layout.meta or {}).get(_NARROWEST, 0)
         self._parts.append(
-            f'<div class="scroll"><div class="figure" id="figure-{self._figures}" style="height:{height}px;min-width:{least}px"></div></div>'
+            f'<div class="scroll"><div class="figure" role="figure" aria-label="{html.escape(self._heading)}" id="figure-{self._figures}" '
+            f'style="height:{height}px;min-width:{least}px"></div></div>'
             f'<script type="application/json" data-for="figure-{self._figures}">{embedded(figure)}</script>'
         )
 

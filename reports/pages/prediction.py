@@ -51,6 +51,12 @@ MEANINGS = (
         "peak memory",
         "of the fullest rank: parameters, gradients, optimizer state, activations, buffers, the allocator's and the driver's own",
     ),
+    (
+        "parts of memory",
+        "activations: kept for backward; working: made and freed inside the fullest moment (the loss, a block that runs again); gathered: whole "
+        "parameters and gradients of FSDP, buckets, 16-bit copies; slack: held by the caching allocator for no tensor, and all but a few percent of it "
+        "given back before memory runs out, so that a plan may fill its device and fit; context: CUDA's, NCCL's and the libraries' own",
+    ),
     ("lane", "where ops queue in order: a CUDA stream (compute, comm.GROUP, copy) or a CPU thread (host, loader)"),
     ("mb0, s2, r3", "in the name of an op: its micro-batch, step and rank"),
 )

@@ -87,6 +87,7 @@ def test_page_opens_hovers_and_zooms(kind: str, browser: Browser, made: Callable
     assert browser.errors() == []
     assert browser.requests() == []
     assert browser.run(EMPTY) == []
+    assert browser.run("[...document.querySelectorAll('.figure')].every(figure => figure.getAttribute('aria-label'))")
     assert "<script>alert(" not in page.read_text("utf-8").lower()
     assert HOSTILE.partition("/")[0] in browser.run("document.body.innerText"), "hostile names are shown as text"
 
