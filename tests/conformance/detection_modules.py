@@ -1,6 +1,9 @@
-"""RetinaNet in plain PyTorch, after MLPerf's reference (single_stage_detector/ssd): pictures to the loss, anchors matched by a rule of the test."""
+"""Detectors in plain PyTorch, pictures to the loss, anchors matched by a rule of the test: RetinaNet after MLPerf's reference
+(single_stage_detector/ssd), SSD300 after NVIDIA's DeepLearningExamples (PyTorch/Detection/SSD)."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -26,14 +29,16 @@ class Fixed(nn.Module):
 class Bottleneck(nn.Module):
     """1 x 1, 3 x 3 in groups, 1 x 1."""
 
-    def __init__(self, into: int, planes: int, stride: int, groups: int, width: int) -> None:
+    def __init__(
+        self, into: int, planes: int, stride: int, groups: int = 1, width: int = 64, norm: Callable[[int], nn.Module] = Fixed
+    ) -> None:
         super().__init__()
         inner, out = planes * width // 64 * groups, 4 * planes
-        self.conv1, self.bn1 = nn.Conv2d(into, inner, 1, bias=False), Fixed(inner)
-        self.conv2, self.bn2 = nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False), Fixed(inner)
-        self.conv3, self.bn3 = nn.Conv2d(inner, out, 1, bias=False), Fixed(out)
+        self.conv1, self.bn1 = nn.Conv2d(into, inner, 1, bias=False), norm(inner)
+        self.conv2, self.bn2 = nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False), norm(inner)
+        self.conv3, self.bn3 = nn.Conv2d(inner, out, 1, bias=False), norm(out)
         changes = stride > 1 or into != out
-        self.down = nn.Sequential(nn.Conv2d(into, out, 1, stride, bias=False), Fixed(out)) if changes else nn.Identity()
+        self.down = nn.Sequential(nn.Conv2d(into, out, 1, stride, bias=False), norm(out)) if changes else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -132,3 +137,45 @@ class RetinaNet(nn.Module):
             total = total + focal(one[counts], targets[counts])
             total = total + F.l1_loss(offsets[hit], torch.zeros_like(offsets[hit]), reduction="sum")
         return total
+
+
+class Ssd300(nn.Module):
+    """Six maps of 8,732 boxes; each fiftieth box holds an object of the second class."""
+
+    def __init__(self, classes: int = 81) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+        into, self.body = 64, nn.Sequential()
+        for at, count in enumerate((3, 4, 6)):
+            for index in range(count):
+                self.body.append(Bottleneck(into, 64 << at, 2 if at == 1 and not index else 1, norm=nn.BatchNorm2d))
+                into = 256 << at
+        self.more, widths = nn.ModuleList(), [1024]
+        for inner, out, stride in ((256, 512, 2), (256, 512, 2), (128, 256, 2), (128, 256, 1), (128, 256, 1)):
+            one, two = nn.Conv2d(widths[-1], inner, 1, bias=False), nn.Conv2d(inner, out, 3, stride, stride - 1, bias=False)
+            self.more.append(nn.Sequential(one, nn.BatchNorm2d(inner), nn.ReLU(True), two, nn.BatchNorm2d(out), nn.ReLU(True)))
+            widths.append(out)
+        boxes = (4, 6, 6, 6, 4, 4)
+        self.places = nn.ModuleList(nn.Conv2d(width, 4 * count, 3, padding=1) for width, count in zip(widths, boxes, strict=True))
+        self.scores = nn.ModuleList(nn.Conv2d(width, classes * count, 3, padding=1) for width, count in zip(widths, boxes, strict=True))
+
+    def heads(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """(pictures, 4, boxes) and (pictures, classes, boxes)."""
+        maps = [self.body(self.stem(x))]
+        for stage in self.more:
+            maps.append(stage(maps[-1]))
+        found = []
+        for convolutions in (self.places, self.scores):
+            both = zip(convolutions, maps, (4, 6, 6, 6, 4, 4), strict=True)
+            found.append(torch.cat([conv(y).reshape(len(x), conv.out_channels // count, -1) for conv, y, count in both], 2))
+        return found
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places, scores = self.heads(x)
+        classes = (torch.arange(places.shape[2], device=x.device) % 50 == 0).long().expand(len(x), -1)
+        mask = classes > 0
+        near = F.smooth_l1_loss(places, torch.zeros_like(places), reduction="none").sum(1)
+        each = F.cross_entropy(scores, classes, reduction="none")
+        rank = each.detach().masked_fill(mask, 0).sort(1, descending=True)[1].sort(1)[1]
+        counts = mask.sum(1, keepdim=True)
+        return ((mask.float() * near).sum(1) + (each * (mask.float() + (rank < 3 * counts).float())).sum(1)).mean()

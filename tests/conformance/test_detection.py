@@ -1,8 +1,9 @@
-"""RetinaNet as it is described, against the same in PyTorch: parameters, FLOPs by torch's own counter, what its graph keeps, the kernels of its loss."""
+"""RetinaNet and SSD300 as they are described, against the same in PyTorch: parameters, FLOPs by torch's own counter, what its graph keeps, the kernels of its loss."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
 from sim.work import MemoryBound  # noqa: E402
-from tests.conformance.detection_modules import RetinaNet  # noqa: E402
+from tests.conformance.detection_modules import RetinaNet, Ssd300  # noqa: E402
 from tests.conformance.test_pictures import PLAIN, forward_flops, works_of  # noqa: E402
 
 SIDE = 128
@@ -41,9 +42,22 @@ def test_backward_is_torch_s_where_no_convolution_is_grouped() -> None:
     assert sum(work.flops for work in works if not isinstance(work, MemoryBound)) == counter.get_total_flops()
 
 
-@pytest.mark.parametrize("micro", [1, 2])
-def test_it_keeps_what_torch_keeps(micro: int) -> None:
-    model, held = RetinaNet(), {}
+def test_ssd_is_torch_s() -> None:
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        model = Ssd300()
+        model.heads(torch.empty(2, 3, 300, 300))
+    described = describe(load_model("ssd300"), Shape(micro=2, seq=1, precision="fp32"), PLAIN)
+    assert described.parameters == sum(p.numel() for p in model.parameters())
+    assert forward_flops(described) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("build", "side", "changes", "micro"),
+    [(RetinaNet, SIDE, {"image": SIDE}, 1), (RetinaNet, SIDE, {"image": SIDE}, 2), (Ssd300, 300, {"arch": "ssd300", "groups": 1}, 2)],
+)
+def test_they_keep_what_torch_keeps(build: Callable[[], torch.nn.Module], side: int, changes: dict[str, Any], micro: int) -> None:
+    """Of maps that several convolutions read, one copy."""
+    model, held = build(), {}
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
 
     def hold(tensor: torch.Tensor) -> torch.Tensor:
@@ -51,9 +65,9 @@ def test_it_keeps_what_torch_keeps(micro: int) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
-        model(torch.randn(micro, 3, SIDE, SIDE))
+        model(torch.randn(micro, 3, side, side))
     kept = sum(tensor.untyped_storage().nbytes() for place, tensor in held.items() if place not in own)
-    described = sum(part.saved for _, block in network(micro, image=SIDE).blocks for part in block.parts)
+    described = sum(part.saved for _, block in network(micro, **changes).blocks for part in block.parts)
     assert described == pytest.approx(kept, rel=0.01)
 
 

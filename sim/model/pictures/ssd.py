@@ -50,7 +50,8 @@ def _head(share: Share, maps: list[Map], classes: int) -> list[Part]:
         total += boxes * x.h * x.w
         for name, width in (("loc", 4), ("conf", classes)):
             conv, _ = convolution(share, f"{name}{index}", x, boxes * width, 3, bias=True)
-            parts.append(conv if name == "loc" else replace(conv, saved=0))  # both read the same map
+            keeps = name == "loc" and index == len(maps) - 1  # both read the same map, and so does the next stage, which keeps it
+            parts.append(conv if keeps else replace(conv, saved=0))
     return [*parts, _multibox(share, total, classes)]
 
 
