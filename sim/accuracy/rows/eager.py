@@ -31,7 +31,7 @@ def eager_of(row: Row, text: str, torch: bool, precision: str, assumed: list[str
         return "deepspeed"
     assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
     whole = not row.sharding or re.search(r"^none|^no\b|ddp|^(?!.*(shard|zero)).*data.?parallel", row.sharding.lower())
-    seen = row.batch_unit == "images" or re.search(_PICTURES, f"{row.model_type} {row.model_name}".lower())
+    seen = row.batch_unit == "images" or re.search(_PICTURES + "|dlrm", f"{row.model_type} {row.model_name}".lower())
     pictures = seen and precision in ("fp16", "bf16")  # nobody trains them in 16 bits alone
     cast = pictures or re.search(_CAST, row.precision.lower()) or re.search(_CASTING, text)
     # Adapters are tuned beside weights that are frozen in 16 bits.

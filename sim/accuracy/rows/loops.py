@@ -27,7 +27,10 @@ _WHOLE = {50: 2048, 101: 1024}
 
 
 def data_of(row: Row, model: dict[str, Any], framework: str) -> Data:
-    """The input path of a row of pictures; all others' are ready."""
+    """The input path of a row of pictures; DLRM's pipelines send the next batch beside a step, too (TorchRec's TrainPipelineSparseDist, HugeCTR's
+    asynchronous reader); all others' are ready."""
+    if model.get("family") == "dlrm":
+        return _AHEAD
     if row.batch_unit != "images":
         return Data()
     if loaders := _loaders(row):

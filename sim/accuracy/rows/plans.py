@@ -88,7 +88,7 @@ def case_of(row: Row) -> Case:
         name=row.row_id,
         task=_task(row, assumed),
         framework=asked_overlaps(row, framework),
-        seq_len=_seq_len(row, framework, assumed),
+        seq_len=None if model.get("family") == "dlrm" else _seq_len(row, framework, assumed),
         precision=precision,  # type: ignore[arg-type]
         attention=attention_of(row, sizes.cp, framework, assumed),
         compile=compiled(row),

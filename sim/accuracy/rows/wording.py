@@ -60,8 +60,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     if name == "mlperf-nvidia" and _is(row, "flux"):
         assumed.append("MLPerf's FLUX.1 taken as its reference, torchtitan's")
         name = "torchtitan"
-    if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS + r"|resnet|\bcnn\b|\bvit\b")):
-        name, text = "pytorch", "torch"  # detection, translation, and Composer's pictures are plain modules
+    if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS + r"|resnet|\bcnn\b|\bvit\b|dlrm")):
+        name, text = "pytorch", "torch"  # detection, translation, recommenders, and Composer's pictures are plain modules
     if "hai-llm" in text and row.n_experts:
         assumed.append("DeepSeek's trainer: DeepEP, exchanges beside another micro-batch")
         return "megatron-bridge-overlapped"

@@ -170,8 +170,9 @@ def test_benchmarks_have_models_of_their_own() -> None:
     model = case_of(row(pictures, model_name="Stable Diffusion")).plan.model
     assert isinstance(model, dict) and model["name"] == "sd-2-base"
     for date, name in (("2022-11", "dlrm-terabyte"), ("2023-06", "dlrm-dcnv2")):
-        model = case_of(row(pictures, model_name="DLRM", model_type="recommender", batch_unit="samples", date=date)).plan.model
-        assert isinstance(model, dict) and model["name"] == name
+        plan = case_of(row(pictures, model_name="DLRM", model_type="recommender", batch_unit="samples", date=date)).plan
+        assert isinstance(plan.model, dict) and plan.model["name"] == name
+        assert (plan.framework, plan.seq_len, plan.data.handover) == ("pytorch-amp", None, "none")  # modules, and batches sent ahead
     for date in ("", "2021-12"):
         with pytest.raises(Refused, match="SSD on ResNet-34"):
             case_of(row(pictures, model_name="SSD", date=date))
