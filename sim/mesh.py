@@ -1,7 +1,7 @@
 """Rank <-> coordinates, and who talks to whom.
 
 The mesh is an array of ranks with one dimension per kind of parallelism, in torchtitan's words. Derived axes:
-`dp` (dp_replicate x dp_shard), `grad` (dp x cp: the ranks that hold the same parameters and average gradients),
+`dp` (dp_replicate x dp_shard; `dp_ring`: the same, where each sends to the next), `grad` (dp x cp: the ranks that hold the same parameters and average gradients),
 `fsdp` (dp_shard x cp: the ranks that share one sharded copy), `stage` (all with the same place in a pipeline), `ep`, `edp` (where
 expert gradients are averaged) and `efsdp` (where experts are sharded), `cp_ulysses` (neighbours of cp that exchange heads of attention) and
 `cp_ring` (cp ranks that hold the same heads then), `world`. Experts have a mesh of their own on the same ranks
@@ -21,11 +21,16 @@ from topologies.errors import BadInput, UnknownName
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 _INSIDE = {
     "dp": ("dp_replicate", "dp_shard"),
+    "dp_ring": ("dp_replicate", "dp_shard"),
     "grad": ("dp_replicate", "dp_shard", "cp"),
     "fsdp": ("dp_shard", "cp"),
     "stage": ("dp_replicate", "dp_shard", "cp", "tp"),
     "world": AXES,
 }
+
+
+NEIGHBOURS = ("pp", "cp", "cp_ring", "dp_ring")
+"""Axes whose members exchange with neighbours."""
 
 
 class Mesh(msgspec.Struct, frozen=True):

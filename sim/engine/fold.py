@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.mesh import Mesh
+from sim.mesh import NEIGHBOURS, Mesh
 from sim.program import MEETING, Program
 
 _REFINE_LIMIT = 1 << 14
@@ -134,9 +134,9 @@ def _merged(found: list[int], role_of: tuple[str, ...], free: int, most: int) ->
 
 
 def _met(axis: str, inside: list[int]) -> list[tuple[int, ...]]:
-    """What each member of a group meets there. pp and rings of cp exchange with neighbours: the others in order, from the member's own place on, since
+    """What each member of a group meets there. pp and rings of cp and dp exchange with neighbours: the others in order, from the member's own place on, since
     the one behind a slow rank waits for it and the one before does not. Elsewhere the mix."""
-    if axis not in ("pp", "cp", "cp_ring"):
+    if axis not in NEIGHBOURS:
         return [tuple(sorted(inside))] * len(inside)
     return [tuple(inside[place:] + inside[:place]) for place in range(len(inside))]
 

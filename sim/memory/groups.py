@@ -18,7 +18,7 @@ def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
     mesh, (zero, _) = mesh_of(plan), sharding_of(plan, framework)
     has_experts = network.has_experts
     contexts = {"cp"} if mesh.ulysses == 1 else {"cp_ulysses", "cp_ring"}
-    found = {"tp", "pp", *contexts, *(("ep",) if has_experts else ())}
+    found = {"tp", "pp", *contexts, *(("ep",) if has_experts else ()), *network.compares}
     if zero == 3:
         found |= {"fsdp", *(("efsdp",) if has_experts and mesh.apart else ())}
     if plan.task != "forward":

@@ -52,7 +52,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         seq=tokens if model.unit == "sequences" else 1,
         sample_bytes=model.input_bytes(tokens // shape.cp),
         whole_batches=isinstance(model, Dlrm),
-        compares=isinstance(model, Clip),
+        compares=(model.axis,) if isinstance(model, Clip) else (),
         chain=getattr(model, "chain", True),
         tied=_tied(model),
         heads=_heads(model) if _ahead(model) and not getattr(model, "tied", False) else (),

@@ -15,7 +15,17 @@ import msgspec
 from sim.work import Work
 
 Seam = Literal[
-    "", "tp.gather", "tp.reduce", "tp.columns", "ep.dispatch", "ep.combine", "cp.attention", "tp.loss", "tp.embedding", "dp.features"
+    "",
+    "tp.gather",
+    "tp.reduce",
+    "tp.columns",
+    "ep.dispatch",
+    "ep.combine",
+    "cp.attention",
+    "tp.loss",
+    "tp.embedding",
+    "dp.features",
+    "dp.ring",
 ]
 
 
@@ -71,9 +81,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel); tp.reduce: after it,
     its output is reduced (row-parallel); tp.columns: before it, the columns of its input are gathered, of all tokens; ep.dispatch /
     ep.combine: token exchange BEFORE / AFTER this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss;
-    tp.embedding: vocabulary-parallel lookup; dp.features: before this part, features of all samples are gathered."""
+    tp.embedding: vocabulary-parallel lookup; dp.features: before this part, features of all samples are gathered;
+    dp.ring: the part is run on each other rank's features, which come in turn."""
     seam_bytes: int = 0
-    """Size of that message: the whole (gathered) tensor for tp, cp and dp, this rank's tokens for ep."""
+    """Size of that message: the whole (gathered) tensor for tp, cp and dp, this rank's part for ep and rings of dp."""
     seam_heads: tuple[int, ...] = ()
     """cp.attention: bytes of this rank's queries, keys and values, where they change places with heads."""
     seam_weights: int = 0
@@ -178,8 +189,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one sample as the step's input on the device."""
     whole_batches: bool = False
     """Its data set hands out batches, not samples to be put together."""
-    compares: bool = False
-    """Its loss compares the samples of a whole batch."""
+    compares: tuple[str, ...] = ()
+    """The axis of the mesh over which its loss compares the samples of a whole batch: by gathering features, or in a ring."""
     chain: bool = True
     """Each block reads the one before it alone; False: no pipeline can cut it."""
     tied: tuple[str, ...] = ()

@@ -13,11 +13,9 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from sim.cost.collective import group_shape
-from sim.mesh import Mesh
+from sim.mesh import NEIGHBOURS, Mesh
 from topologies.graph import Topology
 
-_ORDERED = ("pp", "cp", "cp_ring")
-"""Axes whose members exchange with neighbours."""
 Ways = tuple[object, tuple[tuple[str, ...], ...]]
 """What a group, or a rank, sees of the machine, and the links that it takes, by what it takes them for."""
 
@@ -42,7 +40,7 @@ class _Seen:
         axes = [axis for axis in along if mesh.size(axis) > 1]
         self._names: dict[int, dict[str, str]] = {}
         """Of each bit, which links take whose place."""
-        self._fixed = [mesh.places("pp"), mesh.places("cp")]
+        self._fixed = [mesh.places(axis) for axis in ("pp", "cp", *(("dp_replicate", "dp_shard") if "dp_ring" in axes else ()))]
         self._of = {axis: {rank: mesh.group(axis, rank) for rank in self._ranks} for axis in axes}
         self._met = {group: self._meeting(group) for group in dict.fromkeys(group for of in self._of.values() for group in of.values())}
         self._own = {rank: self._alone(rank, axes) for rank in self._ranks}
@@ -60,7 +58,7 @@ class _Seen:
         for axis in axes:
             group = self._of[axis][rank]
             at = group.index(rank)
-            if axis in _ORDERED:
+            if axis in NEIGHBOURS:
                 found += [self._topology.path(*pair) for pair in ((rank, group[at - len(group) + 1]), (group[at - 1], rank))]
         return [(path.kind, path.rate, path.latency, path.staged) for path in found], tuple(path.links for path in found)
 

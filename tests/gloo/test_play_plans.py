@@ -31,6 +31,7 @@ PAIRS = {
     "family": "clip", "layers": 2, "hidden": 32, "heads": 4, "image": 32, "patch": 8, "text_layers": 2, "text_hidden": 32, "text_heads": 2,
     "vocab": 64, "text": 16, "width": 32,
 }  # fmt: skip
+SIGMOID = {**PAIRS, "loss": "sigmoid"}
 OWN = [",".join(f"{stage}{kind}{m + i}" for m in (0, 4) for kind in "FB" for i in range(4)) for stage in range(4)]
 """GPipe for four micro-batches, twice."""
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -56,6 +57,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "video-gathered": (VIDEO, {"cp": 4, "cp_kind": "all_gather"}),
     "pairs": (PAIRS, {"dp_replicate": 4, "batch": {"micro": 2, "global": 8}}),
     "pairs-fsdp": (PAIRS, {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "batch": {"micro": 2, "global": 8}}),
+    "pairs-ring": (SIGMOID, {"dp_replicate": 4, "batch": {"micro": 2, "global": 8}}),
+    "pairs-ring-fsdp": (SIGMOID, {"dp_shard": 4, "zero": 3, "batch": {"micro": 2, "global": 8}}),
     "experts": (MOE, {"dp_shard": 4, "ep": 4, "zero": 3}),
     "fsdp-tp": (DENSE, {"dp_shard": 2, "tp": 2, "zero": 3}),
     "fsdp-interleaved": (DENSE, {"pp": 2, "dp_shard": 2, "zero": 3, "schedule": "interleaved", "virtual_stages": 2}),

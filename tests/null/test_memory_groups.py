@@ -17,6 +17,8 @@ from topologies.errors import SteptwinError
 
 GPT: dict[str, Any] = {"model": {"base": "gpt2-124m", "layers": 4}, "seq_len": 256}
 MOE: dict[str, Any] = {"model": {"base": "qwen3-30b-a3b", "layers": 4}, "seq_len": 256}
+PAIRS: dict[str, Any] = {"model": {"base": "clip-vit-b-32", "layers": 2, "text_layers": 2}, "batch": {"global": 16, "micro": 4}}
+SIGMOID: dict[str, Any] = {"model": {"base": "siglip-vit-b-16", "layers": 2, "text_layers": 2}, "batch": {"global": 16, "micro": 4}}
 SPLITS: tuple[dict[str, Any], ...] = (
     {}, {"dp_replicate": 4}, {"dp_shard": 4}, {"dp_replicate": 2, "dp_shard": 2}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 2, "pp": 2},
     {"dp_replicate": 2, "pp": 2, "tp": 2}, {"cp": 2}, {"cp": 2, "dp_replicate": 2}, {"cp": 2, "dp_shard": 2, "dp_replicate": 2},
@@ -38,7 +40,7 @@ def plans() -> list[dict[str, Any]]:
     """Plans of every kind of group, those that are refused among them."""
     split = [
         tree | {"parallel": p | {"zero": zero}}
-        for tree, ways in ((GPT, SPLITS), (MOE, EXPERTS))
+        for tree, ways in ((GPT, SPLITS), (MOE, EXPERTS), (PAIRS, SPLITS[1:4]), (SIGMOID, SPLITS[1:4]))
         for p, zero in itertools.product(ways, (0, 1, 2, 3))
     ]
     return split + [GPT | {"parallel": {key: size} | zero} | more for more in MORE for key, size, zero in (

@@ -18,7 +18,8 @@ from sim.model.layers.heads import split_heads
 from sim.model.layers.linear import linear
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import norm
-from sim.model.multimodal import tower
+from sim.model.multimodal import sigmoid, tower
+from sim.model.multimodal.sigmoid import length
 from sim.model.parts import Block, Part, Shape
 from sim.model.pictures.vision import Blocks
 from sim.model.share import Share, share_of
@@ -30,18 +31,24 @@ def blocks_of(spec: Clip, shape: Shape, framework: Framework, attention: str) ->
     """embed (patches), L0 ... (pictures), target (their features, the texts' words), D0 ... (texts), head. Raises `Refused` for tp, cp or ep."""
     data_parallel_only(spec.name or "clip", "a pair of towers", shape, chain=False)
     seen, said = (share_of(replace(shape, seq=tokens), framework, attention) for tokens in (spec.tower.tokens, spec.text))
-    seen = replace(seen, es=seen.e)
+    seen = seen if spec.sigmoid else replace(seen, es=seen.e)
     h, w = spec.hidden, spec.text_hidden
     pictures, texts = seen.rows * h * seen.es, said.rows * w * said.es
-    layer = Block(kind="layer", parts=tuple(_layer(spec, seen, h, spec.heads, spec.tower.ffn, masked=False)), saved_input=pictures)
-    reader = Block(kind="layer", parts=tuple(_layer(spec, said, w, spec.text_heads, 4 * w, masked=True)), saved_input=texts)
-    middle = (*_features(spec, seen, "pictures", h), embedding(said, w, spec.vocab, tables=(spec.text,), name="target.words"))
+    own = sigmoid.attention(seen, h, spec.heads) if spec.sigmoid else _attention(seen, h, spec.heads, masked=False)
+    read = _attention(said, w, spec.text_heads, masked=not spec.sigmoid)
+    layer = Block(kind="layer", parts=tuple(_layer(spec, seen, h, own, spec.tower.ffn)), saved_input=pictures)
+    reader = Block(kind="layer", parts=tuple(_layer(spec, said, w, read, spec.text_ffn or 4 * w)), saved_input=texts)
+    one = share_of(replace(shape, seq=1), framework, attention)
+    ending = _normed(seen, "pictures.last", h)
+    ending += [*sigmoid.pooled(spec, seen, one), length(seen, "pictures", h)] if spec.sigmoid else _row(spec, seen, "pictures", h)
+    compared = (sigmoid.compared if spec.sigmoid else _compared)(spec, said)
+    middle = (*ending, embedding(said, w, spec.vocab, tables=(spec.text,), name="target.words"))
     return (
         ("embed", Block(kind="embed", parts=tuple(tower.stem(spec.tower, seen)))),
         *((f"L{i}", layer) for i in range(spec.layers)),
         ("target", Block(kind="embed", parts=middle, saved_input=pictures)),
         *((f"D{i}", reader) for i in range(spec.text_layers)),
-        ("head", Block(kind="head", parts=(*_features(spec, said, "texts", w), *_compared(spec, said)), saved_input=texts)),
+        ("head", Block(kind="head", parts=(*_normed(said, "texts.last", w), *_row(spec, said, "texts", w), *compared), saved_input=texts)),
     )
 
 
@@ -54,10 +61,10 @@ def _normed(share: Share, name: str, width: int, modules: int = 2) -> list[Part]
     return in_fp32(share, name, share.rows * width, made) if share.autocast and share.es == share.e else made(share)
 
 
-def _layer(spec: Clip, share: Share, h: int, heads: int, ffn: int, *, masked: bool) -> list[Part]:
+def _layer(spec: Clip, share: Share, h: int, attention: list[Part], ffn: int) -> list[Part]:
     """ResidualAttentionBlock."""
     found = []
-    for name, mixer in (("attn", _attention(share, h, heads, masked=masked)), ("mlp", mlp(share, h, ffn, spec.activation, bias=True))):
+    for name, mixer in (("attn", attention), ("mlp", mlp(share, h, ffn, spec.activation, bias=True))):
         found += [*_normed(share, name, h), *mixer, residual(share, f"{name}.residual", share.rows, h, dropout=False)]
     return found
 
@@ -93,32 +100,19 @@ def _attention(share: Share, h: int, heads: int, *, masked: bool) -> list[Part]:
     ]
 
 
-def _features(spec: Clip, share: Share, name: str, width: int) -> list[Part]:
-    """The last norm, the class token's row (or that of a text's last token, which has the largest id), its projection, of length one."""
-    b, n, es, e = share.micro, share.rows * width, share.es, share.e
+def _row(spec: Clip, share: Share, name: str, width: int) -> list[Part]:
+    """The class token's row, a text's last (SigLIP), or that of its token with the largest id, which ends it; its projection, of length one."""
+    b, n, es = share.micro, share.rows * width, share.es
     row, zero = b * width * es, elementwise("zero", share, n, 0, es)
     pick: tuple[Work, ...] = ()
     back: tuple[Work, ...] = (zero, MemoryBound("copy", row, row, share.act))
-    if name == "texts":
+    if name == "texts" and not spec.sigmoid:
         pick = (MemoryBound("reduce", 8 * share.rows, 8 * b, "fp32"), MemoryBound("embedding", row + 8 * b, row, share.act))
         back = (zero, MemoryBound("embedding_backward", row + 8 * b, 2 * row, share.act))
-    small = b * spec.width
-    long, divide, two = (
-        elementwise(what, share, small, *sizes) for what, sizes in (("reduce", (e, 0)), ("scale", (e, e)), ("add", (2 * e, e)))
-    )
-    project = linear(share, f"{name}.project", width, spec.width, rows=b, low=False, stream=True)
     return [
-        *_normed(share, f"{name}.last", width),
         Part(name=f"{name}.row", forward=pick, backward=back, cls="elementwise", modules=0),
-        project,
-        Part(
-            name=f"{name}.length",
-            forward=(long, divide),
-            backward=(divide, two, long, divide, two),
-            cls="elementwise",
-            saved=2 * small * e,
-            modules=0,
-        ),
+        linear(share, f"{name}.project", width, spec.width, rows=b, bias=spec.sigmoid, low=False, stream=True),
+        length(share, name, spec.width),
     ]
 
 

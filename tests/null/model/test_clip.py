@@ -1,4 +1,4 @@
-"""CLIP by hand: published FLOPs, two towers of different streams, what a batch's loss gathers and sums, and what is refused."""
+"""CLIP and SigLIP by hand: published FLOPs, two towers of different streams, what a batch's loss gathers and sums, and what is refused."""
 
 from __future__ import annotations
 
@@ -32,11 +32,21 @@ def part(network: Network, block: str, name: str) -> Part:
 
 
 @pytest.mark.parametrize(
-    ("name", "giga"), [("b-32", 14.78), ("b-16", 41.09), ("l-14", 175.33), ("h-14", 381.68), ("g-14", 581.15), ("bigg-14", 1065.36)]
+    ("name", "giga"),
+    [
+        ("clip-vit-b-32", 14.78),
+        ("clip-vit-b-16", 41.09),
+        ("clip-vit-l-14", 175.33),
+        ("clip-vit-h-14", 381.68),
+        ("clip-vit-g-14", 581.15),
+        ("clip-vit-bigg-14", 1065.36),
+        ("siglip-vit-b-16", 46.44),
+        ("siglip-so400m-14", 233.54),
+    ],
 )
 def test_published_flops(name: str, giga: float) -> None:
     """open_clip's docs/model_profile.csv, forward of a pair."""
-    assert of(f"clip-vit-{name}").forward_flops_per_sample / 1e9 == pytest.approx(giga, abs=0.006)
+    assert of(name).forward_flops_per_sample / 1e9 == pytest.approx(giga, abs=0.006)
 
 
 def test_pictures_and_texts_have_towers_of_their_own() -> None:
@@ -79,6 +89,42 @@ def test_features_are_gathered_and_their_gradients_summed(parallel: dict[str, in
     ]
     verify(program)
     assert predict(setting.plan, "dgx-h100").breakdown.exposed_comm_s > 0
+
+
+def test_a_learned_query_reads_the_patches() -> None:
+    core = next(w for w in part(of("siglip-vit-b-16"), "target", "pool.core").forward if isinstance(w, Attention))
+    assert (core.q, core.kv, core.heads) == (1, 196, 12)
+
+
+@pytest.mark.parametrize(("ranks", "turns"), [(2, [(1,)]), (3, [(1, -1)]), (4, [(1, -1), (1,)]), (8, [(1, -1)] * 3 + [(1,)])])
+def test_texts_go_round_both_ways(ranks: int, turns: list[tuple[int, ...]]) -> None:
+    """open_clip's SigLipLoss: a rank's pictures meet each other rank's texts once, and gradients go back the way that these came."""
+    plan = {"model": SMALL | {"base": "siglip-vit-b-16"}, "batch": {"global": 16 * ranks, "micro": 16}, "parallel": {"dp_replicate": ranks}}
+    setting = bind(plan, "dgx-h100")
+    program = lower(setting.plan, setting.network, setting.framework, "cuda", steps=1)
+    verify(program)
+    ops = [op for _, op in program.ops(0)]
+    sent = {way: [op.peer for op in ops if op.kind == "send" and op.id.startswith(f"{way}/head.others")] for way in ("fwd", "bwd")}
+    assert sent["fwd"] == [peer for turn in turns for peer in turn]
+    assert sent["bwd"] == [-peer for turn in reversed(turns) for peer in turn]
+    assert {op.bytes for op in ops if op.kind == "send"} == {16 * 768 * 2}
+    compared = [op for op in ops if op.kind == "compute" and op.id.startswith("fwd/head.others")]
+    assert sum(isinstance(w, Gemm) for op in compared for w in op.works) == ranks - 1
+    assert sum(op.alloc for op in compared) == (ranks - 1) * (2 * 16 * 16 + 2 * 16 * 768) * 2
+
+
+@pytest.mark.parametrize(
+    ("machine", "parallel"),
+    [
+        ("2x dgx-a100", {"dp_replicate": 16}),
+        ("3x dgx-h100", {"dp_replicate": 20}),
+        ("2x dgx-h100", {"dp_replicate": 2, "dp_shard": 8, "zero": 3}),
+    ],
+)
+def test_equal_ranks_of_a_ring_are_simulated_once(machine: str, parallel: dict[str, int]) -> None:
+    ranks = parallel.get("dp_shard", 1) * parallel["dp_replicate"]
+    plan = {"model": SMALL | {"base": "siglip-vit-b-16"}, "batch": {"global": 64 * ranks, "micro": 64}, "parallel": parallel}
+    assert predict(plan, machine).step_time_s == pytest.approx(predict(plan, machine, fold=False).step_time_s, rel=1e-9)
 
 
 def test_what_cannot_be_is_said() -> None:

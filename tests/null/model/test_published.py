@@ -237,6 +237,9 @@ EXACT = {
     "clip-vit-h-14": 986_109_441,
     "clip-vit-g-14": 1_366_678_273,
     "clip-vit-bigg-14": 2_539_567_105,
+    # transformers' SiglipModel of the released weights, and open_clip (203.16 and 877.36 million)
+    "siglip-vit-b-16": 203_155_970,
+    "siglip-so400m-14": 877_360_306,
     # transformers 5.23, WhisperForConditionalGeneration: the encoder's positions count, which are not trained
     "whisper-tiny": 37_760_640,
     "whisper-base": 72_593_920,
