@@ -164,6 +164,11 @@ def _refuse_parts_of_a_batch(job: Job) -> None:
             f'{job.network.name}: its loss compares the samples of all ranks, of which update.mode = "{job.plan.update.mode}" lets each train alone. '
             'Set update.mode = "sync"'
         )
+    if job.plan.noise.imbalance != "none":
+        raise Refused(
+            f"{job.network.name}: its loss compares the samples of all ranks, of which each has as many as the others (torch's all_gather, and SigLIP's "
+            "exchanges, take tensors of one size). Leave noise.imbalance out"
+        )
     if job.plan.microbatches > 1:
         raise Refused(
             f"{job.network.name}: its loss compares all samples of a batch, which {job.plan.microbatches} micro-batches would part (open_clip's "

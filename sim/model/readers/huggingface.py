@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim.model.readers import experts, gated, gpt, others, pictures, sight, speech
+from sim.model.readers import experts, gated, gpt, others, pairs, pictures, sight, speech
 from sim.model.readers.config import Config
 from sim.model.specs.spec import ModelSpec, spec_of
 from topologies.errors import BadInput, Refused, UnknownName
@@ -19,6 +19,7 @@ Reader = Callable[[Config], dict[str, Any]]
 
 READERS: dict[str, Reader] = {
     **gated.READERS, **experts.READERS, **gpt.READERS, **others.READERS, **pictures.READERS, **speech.READERS, **sight.READERS,
+    **pairs.READERS,
 }  # fmt: skip
 """Reader by `model_type`."""
 

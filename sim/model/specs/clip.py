@@ -23,6 +23,7 @@ class Clip(Spec, tag="clip", frozen=True, kw_only=True):
     ffn: Natural = 0
     """0 = 4 x hidden."""
     image: Count = 224
+    """Pixels of a side; those that make no whole patch are left out (SigLIP: 384 of patches of 14)."""
     patch: Count
     text_layers: Layers
     text_hidden: Count
@@ -44,8 +45,8 @@ class Clip(Spec, tag="clip", frozen=True, kw_only=True):
         name = self.name or "clip"
         check_heads(name, self.hidden, self.heads)
         check_heads(f"{name}: text", self.text_hidden, self.text_heads)
-        if self.image % self.patch:
-            raise BadInput(f"{name}: patch = {self.patch} does not divide image = {self.image}")
+        if self.image < self.patch:
+            raise BadInput(f"{name}: image = {self.image} holds no patch of {self.patch} x {self.patch} pixels. Use {self.patch} or more")
 
     @property
     def sigmoid(self) -> bool:

@@ -10,6 +10,7 @@ from sim.framework.framework import Framework
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.model import Block, Network, Part, Shape, describe, load_model
+from sim.model.readers.huggingface import from_config
 from sim.model.specs.clip import Clip
 from sim.model.stages import layout
 from sim.plan import Batch, Parallel, Plan
@@ -127,15 +128,37 @@ def test_equal_ranks_of_a_ring_are_simulated_once(machine: str, parallel: dict[s
     assert predict(plan, machine).step_time_s == pytest.approx(predict(plan, machine, fold=False).step_time_s, rel=1e-9)
 
 
+def test_configs_of_hugging_face_are_read() -> None:
+    """openai/clip-vit-large-patch14 and google/siglip-so400m-patch14-384 as far as they differ from their classes' defaults."""
+    large = {
+        "model_type": "clip", "projection_dim": 768,
+        "text_config": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12},
+        "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14},
+    }  # fmt: skip
+    tower = {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27}
+    so400m = {"model_type": "siglip", "text_config": tower, "vision_config": {**tower, "image_size": 384, "patch_size": 14}}
+    for tree, name in ((large, "clip-vit-l-14"), ({"model_type": "clip"}, "clip-vit-b-32"), ({"model_type": "siglip"}, "siglip-vit-b-16")):
+        read = describe(from_config(tree, "config.json"), Shape(micro=1, seq=1), PLAIN)
+        assert read.parameters == of(name).parameters and read.forward_flops_per_sample == of(name).forward_flops_per_sample
+    larger = describe(from_config(so400m, "config.json"), Shape(micro=1, seq=1), PLAIN)
+    assert larger.parameters - of("siglip-so400m-14").parameters == (27**2 - 16**2 + 64 - 16) * 1152
+    with pytest.raises(Refused, match="hidden_act of vision_config is gelu and of text_config quick_gelu"):
+        from_config({"model_type": "clip", "vision_config": {"hidden_act": "gelu"}}, "config.json")
+    with pytest.raises(Refused, match="features of pictures have 768 columns and of texts 512"):
+        from_config({"model_type": "siglip", "text_config": {"hidden_size": 512, "num_attention_heads": 8}}, "config.json")
+
+
 def test_what_cannot_be_is_said() -> None:
     plan = {"model": SMALL, "batch": {"global": 64, "micro": 16}, "parallel": {"dp_replicate": 2}}
     with pytest.raises(Refused, match=r"compares all samples of a batch, which 2 micro-batches would part .* Set batch\.micro = 32"):
         predict(plan, "dgx-h100")
     with pytest.raises(Refused, match=r'update\.mode = "local" lets each train alone\. Set update\.mode = "sync"'):
         predict({**plan, "batch": {"global": 32, "micro": 16}, "update": {"mode": "local", "every": 4}}, "dgx-h100")
+    with pytest.raises(Refused, match=r"each has as many as the others .* Leave noise\.imbalance out"):
+        predict({**plan, "batch": {"global": 32, "micro": 16}, "noise": {"imbalance": "r1: 1.5x"}}, "dgx-h100")
     with pytest.raises(Refused, match="a pair of towers is split by data parallelism only; set tp = cp = ep = 1"):
         of(tp=2)
     with pytest.raises(Refused, match="no pipeline can cut it"):
         layout(of(), Plan(model="clip-vit-b-32", batch=Batch(micro=4), parallel=Parallel(pp=2)))
-    with pytest.raises(BadInput, match="patch = 15 does not divide image = 224"):
-        Clip(layers=1, hidden=64, heads=4, patch=15, text_layers=1, text_hidden=64, text_heads=4, width=32)
+    with pytest.raises(BadInput, match="image = 8 holds no patch of 16 x 16 pixels"):
+        Clip(layers=1, hidden=64, heads=4, image=8, patch=16, text_layers=1, text_hidden=64, text_heads=4, width=32)
