@@ -69,10 +69,16 @@ def topology_page(topology: Topology) -> str:
 
 def _cards(topology: Topology, found: Mapping[str, Any]) -> list[Card]:
     nics = found["nics"]
+    memory = f"{found['memory']} each, {found['memory bandwidth']}"
     cards: list[Card] = [
-        (f"{topology.ranks_per_node} x {found['device']}", "ranks of a node", f"{found['memory']} each, {found['memory bandwidth']}"),
+        (f"{topology.ranks_per_node} x {found['device']}", "ranks of a node", memory),
         (f"{found['sockets']} x {topology.host(0).name}", "host", f"{found['cores']} cores"),
     ]
+    if topology.kind == "cpu":  # ranks are processes, and memory is the sockets'
+        cards = [
+            (str(topology.ranks_per_node), "ranks of a node", "processes that share its cores and memory"),
+            (f"{found['sockets']} x {topology.host(0).name}", "host", f"{found['cores']} cores; {memory}"),
+        ]
     if nics:
         cards.append((", ".join(f"{number} x {name}" for name, number in nics.items()), "network", "per node"))
     peak = found.get("peak TFLOP/s")

@@ -61,3 +61,11 @@ def test_what_was_changed_about_a_machine_stands_in_its_table_and_on_its_page() 
         load_topology("dgx-h100")
     )
     assert "4x dgx-h100 with link.nvlink.rate=200 GB/s, without spine" in topology_page(changed)
+
+
+def test_ranks_of_a_cpu_host_share_its_memory() -> None:
+    """64 ranks of 1 TiB each, said the page of a host that has 2 TiB."""
+    page = topology_page(load_topology("cpu-host"))
+    assert "<b>64</b><span>ranks of a node</span><i>processes that share its cores and memory</i>" in page
+    assert "<b>2 x xeon-8480c</b><span>host</span><i>112 cores; 1 TiB each" in page
+    assert "<b>8 x h100-sxm</b><span>ranks of a node</span><i>79.18 GiB each" in topology_page(load_topology("dgx-h100"))
