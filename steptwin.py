@@ -252,7 +252,8 @@ def _app(verb: str = "") -> typer.Typer:
 
     codes = "Exit codes: 0 done, 2 bad input, 3 does not fit into memory, 4 a run failed."
     about = (__doc__ or "").split("\n")[0]
-    app = Verbs(help=about, epilog=codes, no_args_is_help=True, pretty_exceptions_enable=False)
+    app = Verbs(help=about, epilog=codes, no_args_is_help=True, pretty_exceptions_enable=False,
+                context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
     plans = Verbs(help="Shipped plans and models", no_args_is_help=True)
     desk = _Desk()
 

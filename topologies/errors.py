@@ -43,8 +43,9 @@ class UnknownName(BadInput):
 
     def __init__(self, what: str, name: str, allowed: Iterable[str], where: str = "") -> None:
         names = sorted(set(allowed))
-        holding = sorted((one for one in names if len(name) > 2 and name in one), key=len)  # h100: dgx-h100 before gh200
-        near = list(dict.fromkeys([*holding, *difflib.get_close_matches(name[:80], names, n=3, cutoff=0.5)]))[:3]
+        small = name[:80].lower()  # all names are
+        holding = sorted((one for one in names if len(name) > 2 and small in one), key=len)  # h100: dgx-h100 before gh200
+        near = list(dict.fromkeys([*holding, *difflib.get_close_matches(small, names, n=3, cutoff=0.5)]))[:3]
         place = f" in {where}" if where else ""
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         shown = ", ".join(names[:24]) + (f", ... ({len(names)} in all)" if len(names) > 24 else "")

@@ -67,7 +67,7 @@ Calibrated = Annotated[Path | None, typer.Option("--calibration", help="A file t
 Steps = Annotated[
     int, typer.Option("--steps", help="Optimizer steps to measure; play rounds up to whole passes through its program", min=1)
 ]
-Workers = Annotated[int, typer.Option("--workers", help="Processes of this machine that share the work")]
+Workers = Annotated[int, typer.Option("--workers", help="Processes of this machine that share the work", min=1)]
 
 
 class Desk(Protocol):

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Protocol, TypeVar
 
+from topologies.errors import BadInput
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -79,5 +81,7 @@ def pool(workers: int, backend: str, address: str) -> AbstractContextManager[Poo
         from sim.planning.sweeps.cluster import cluster
 
         return cluster(backend, address)
+    if address:
+        raise BadInput(f"--address {address} is of a cluster's scheduler: say which with --backend dask or --backend ray")
     count = min(workers, os.cpu_count() or 1)
     return _processes(count) if count > 1 else _here()
