@@ -40,6 +40,8 @@ _DECIMAL = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _BINARY = {"k": 1 << 10, "m": 1 << 20}
 _OF_TWO = frozenset(("seq_len", "hidden", "ffn_hidden", "moe_ffn_hidden", "global_batch", "micro_batch", "gpus"))
 """Columns whose "8k" is 8192; of parameters and words in a vocabulary it is 8000."""
+_ROUNDED = 0.03
+"""Share by which a power of two may differ from its own thousands."""
 _UNITS = (
     r"(?<=\d)\s*(gi?b|g|s|secs?|seconds|s/it|sec/(it|iter|step))$"
     r"|(?<=[\dkmb])[\s-]+(gpus?|nodes?|tok|tokens?|seqs?|sequences?|samples?|images?|imgs?|steps?|ways?|ranks?|stages?|layers?|micro-?batch(es)?)$"
@@ -101,6 +103,17 @@ def _value(plain: str, column: str) -> float:
         if product := re.fullmatch(r"(\d+)\s*[x×*]\s*(\d+)", plain):
             return float(product[1]) * float(product[2])
     if scaled := re.fullmatch(r"([\d.]+)\s*([kmbgt])", plain):
-        scales = _BINARY if column in _OF_TWO and scaled[2] in _BINARY else _DECIMAL
-        return float(scaled[1]) * scales[scaled[2]]
+        return _count(float(scaled[1]), scaled[2], column in _OF_TWO)
     return float(plain)
+
+
+def _count(size: float, letter: str, of_two: bool) -> float:
+    """A whole number in thousands or more. `of_two`: "8k" is 8192 and "0.5M" 524,288, but "131k" is 131,072, and "2.1M" rounds what no 1024 divides."""
+    thousands = size * _DECIMAL[letter]
+    if of_two and letter in _BINARY:
+        power = 2.0 ** round(math.log2(thousands))
+        if letter == "k" and abs(power / thousands - 1) < _ROUNDED:
+            return power
+        if (size * 1024).is_integer():
+            return size * _BINARY[letter]
+    return float(round(thousands))

@@ -145,11 +145,25 @@ _FEW = 1024
 """Below it a micro-batch counts sequences: no GPU is given so few tokens at a time."""
 
 
+def _ranks(row: Row) -> int:
+    return (row.gpus or 1) // math.prod(size or 1 for size in (row.tp, row.pp, row.cp))
+
+
 def _alike(row: Row) -> bool:
     """The global batch is so many micro-batches, which are counted in sequences."""
-    ranks = (row.gpus or 1) // math.prod(size or 1 for size in (row.tp, row.pp, row.cp))
     micro = row.micro_batch or 0
-    return micro < _FEW and row.global_batch == micro * (row.grad_accum or 1) * ranks
+    return micro < _FEW and row.global_batch == micro * (row.grad_accum or 1) * _ranks(row)
+
+
+_ROUNDED = 0.07
+"""Share by which a number of tokens may differ from what was run: "1.6M" is 1.6 or 1.68 million, rounded."""
+
+
+def _whole(batch: int, row: Row, micro: int | None) -> int:
+    """The batch as full micro-batches of all ranks, where those of the row make about as many sequences as it counts tokens for."""
+    each = (micro or 1) * max(1, _ranks(row))
+    near = each * max(1, round(batch / each))
+    return near if abs(near / batch - 1) <= _ROUNDED else batch
 
 
 def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
@@ -164,6 +178,8 @@ def _in_samples(row: Row, family: str, assumed: list[str]) -> Row:
         return row
     counts = {name: getattr(row, name) for name in ("micro_batch", "global_batch")}
     counts = {name: max(1, round(count / length)) if count and count >= length else count for name, count in counts.items()}
+    if counts["global_batch"]:
+        counts["global_batch"] = _whole(counts["global_batch"], row, counts["micro_batch"])
     assumed.append(
         f"a batch of {row.global_batch or row.micro_batch} tokens: {counts['global_batch'] or counts['micro_batch']} sequences of {length}"
     )

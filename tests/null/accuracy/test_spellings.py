@@ -179,7 +179,8 @@ def test_numbers_as_tables_print_them() -> None:
      ("gpu_mem_gb", "80 GiB", 80), ("gpu_mem_gb", "big", None), ("params", "8.03B", 8_030_000_000), ("params", "124M", 124_000_000), ("vocab_size", "32k", 32000),
      ("gpus", "16x H100", 16), ("gpus", "2 nodes x 8 GPUs", 16), ("gpus", "8xA100-80GB", 8), ("gpus", "16 H100 SXM", 16), ("seq_len", "8 192", 8192),
      ("tp", "TP=2", 2), ("tp", "TP8", 8), ("etp", "ETP 2", 2), ("micro_batch", "4/GPU", 4), ("micro_batch", "2 per GPU", 2), ("tp", "8-way", 8), ("grad_accum", "8 steps", 8), ("step_time_s", "1,250 ms", 1.25), ("step_time_s", "1.25 s/it", 1.25), ("global_batch", "4M tok", 4 << 20),
-     ("tp", "auto", None), ("ffn_hidden", "0", None), ("vp", "nan", None), ("step_time_s", "1.25 s", 1.25), ("step_time_s", "~2", 2.0)],
+     ("tp", "auto", None), ("ffn_hidden", "0", None), ("vp", "nan", None), ("step_time_s", "1.25 s", 1.25), ("step_time_s", "~2", 2.0),
+     ("seq_len", "131k", 131072), ("seq_len", "33K", 32768), ("seq_len", "1.5k", 1536), ("global_batch", "0.5M tokens", 1 << 19), ("global_batch", "1.6M tokens", 1_600_000), ("global_batch", "2.1M", 2_100_000)],
 )  # fmt: skip
 def test_numbers_with_units_and_scales(column: str, cell: str, value: float | None) -> None:
     (found,) = rows_of([{"row_id": "a", column: cell}])
@@ -203,6 +204,14 @@ def test_a_decoders_batch_in_tokens_is_counted_in_sequences() -> None:
     assert (case.plan.batch.global_, case.plan.batch.micro, case.plan.seq_len) == (64, 1, 4096)
     with pytest.raises(Refused, match="padded tokens"):
         case_of(row(batch_unit="tokens", model_type="encoder-decoder transformer", model_name="Transformer-big"))
+
+
+@pytest.mark.parametrize("cell", ["1.57M tokens", "1.6M tokens", "1.5M tokens", "1,572,864 tokens"])
+def test_a_rounded_number_of_tokens_is_that_of_whole_micro_batches(cell: str) -> None:
+    """384 sequences of 4096, 8 at a time on 16 GPUs: 383 had no micro-batch but one."""
+    (read,) = rows_of([{"row_id": "r", "global_batch": cell}])
+    case = case_of(row(global_batch=read.global_batch, batch_unit=read.batch_unit, micro_batch=8))
+    assert (case.plan.global_batch, case.plan.batch.micro) == (384, 8)
 
 
 def test_a_batch_of_tokens_of_any_decoder_is_counted_in_sequences() -> None:
