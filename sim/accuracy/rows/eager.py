@@ -51,6 +51,8 @@ def _script(row: Row, precision: str) -> str:
     if re.search(r"mask[-_ ]?r[-_ ]?cnn", model) and precision != "fp32":
         return "pytorch-detection"  # in fp32 the script's README turns NHWC and the loader between steps off
     if "retinanet" in model:
+        if row.submitted:
+            return "mlperf-retinanet"
         return "pytorch-foreach" if row.of_torch_2 else "pytorch-detection"  # the reference's --data-layout: channels_last
     if re.search(r"\bssd", model):
         return "pytorch-ssd"

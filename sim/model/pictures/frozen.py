@@ -24,7 +24,12 @@ _STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 def carried(share: Share) -> int:
     """Bytes of one element that is carried from convolution to convolution."""
-    return 4 if share.autocast else share.e
+    return 4 if share.autocast and not convolved(share) else share.e
+
+
+def convolved(share: Share) -> bool:
+    """Are norms of constants, biases and ReLU part of the convolutions (apex.contrib's Bottleneck and ConvBiasReLU on cuDNN's fused operations)?"""
+    return share.framework.elementwise.norm_kernels == "convolved"
 
 
 def _cast(share: Share, n: int, read: int, written: int) -> list[Work]:
@@ -42,15 +47,19 @@ def narrowed(share: Share, conv: Part, x: Map) -> Part:
 def fixed(share: Share, name: str, x: Map, *, relu: bool = True, fork: Map | None = None, joins: bool = False) -> Part:
     """A batch norm whose statistics and weights are constants: four small kernels make a scale and an offset of them, one
     multiplies, one adds. Nothing of it is kept but what ReLU passed on, in 16 bits the next convolution's input. A compiler makes one kernel of
-    it all.
+    it all. `convolved`: the convolution before it reads what is added, the next one's gradient of its input passes ReLU and scale, but at the
+    block's end.
 
     `joins`: the residual add follows; `fork`: the block's input, whose two gradients are summed. Two calls reshape scale and offset; under
     autocast four more ask whether the constants are fp16, and the variance is cast.
     """
     n, e, wide, typed = share.micro * x.size, share.e, carried(share), share.autocast
-    if share.framework.compile:
-        forward: list[Work] = [elementwise("scale", share, n, e + joins * wide, wide, 3.0)]
-        backward: list[Work] = [elementwise("scale", share, n, (1 + relu) * wide, e, 2.0)]
+    if convolved(share):
+        forward: list[Work] = [elementwise("add", share, n, e, 0)] * joins
+        backward: list[Work] = [elementwise("scale", share, n, 2 * e, e, 2.0)] * joins
+    elif share.framework.compile:
+        forward = [elementwise("scale", share, n, e + joins * wide, wide, 3.0)]
+        backward = [elementwise("scale", share, n, (1 + relu) * wide, e, 2.0)]
     else:
         one = elementwise("scale", share, n, wide, wide)
         two = elementwise("activation", share, n, 2 * wide, wide)
@@ -78,8 +87,8 @@ def summed(share: Share, x: Map) -> MemoryBound:
 
 def backbone(spec: Cnn, share: Share, scaled: Part, image: Map) -> tuple[list[tuple[str, Block]], list[Map]]:
     """Of what `scaled` makes: the stem, one block per residual block, and the maps after each of the four stages. Raises `UnknownName` for a depth,
-    `Refused` for CUDA graphs, which detectors' losses do not allow."""
-    if share.framework.cuda_graphs:
+    `Refused` for CUDA graphs, which detectors' losses do not allow, but RetinaNet's in one kernel."""
+    if share.framework.cuda_graphs and not (spec.arch == "retinanet" and share.framework.loss.fused):
         raise Refused(
             f"{spec.name}: how many regions there are depends on the data, so no CUDA graph holds its step; set cuda_graphs = false"
         )

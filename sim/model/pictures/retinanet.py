@@ -2,7 +2,8 @@
 model/retinanet.py, engine.py; torchvision's code): the backbone's last three stages, a pyramid from P3 to P7, two small networks on all its levels.
 
 The loss takes the anchors of one photograph after the other, without those that neither hit an object nor miss them all, and is written out: each
-operator is a kernel over anchors x classes, and what autograd keeps of it lives until backward.
+operator is a kernel over anchors x classes, and what autograd keeps of it lives until backward. In a CUDA graph the loss is one kernel, and the input path
+hands out pictures that are scaled and anchors that are matched (NVIDIA's submissions: --apex-focal-loss, --dali-matched-idxs).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from sim.model.layers.elementwise import elementwise
 from sim.model.parts import Block, Part
-from sim.model.pictures.frozen import backbone
+from sim.model.pictures.frozen import backbone, convolved
 from sim.model.pictures.pyramid import WIDTH, again, pyramid, relu
 from sim.model.pictures.regions import python, small
 from sim.model.pictures.vision import Blocks, Map, block, convolution
@@ -34,16 +35,20 @@ def blocks(spec: Cnn, share: Share) -> Blocks:
         parts = _subnet(share, levels, width, keeps=name == "classes")
         found.append((name, block(share, "head", parts, levels[0])))
     anchors = _ANCHORS * sum(x.h * x.w for x in levels)
-    losses = (_matched(share, anchors, levels), _focal(share, anchors, classes), _offsets(share, anchors))
-    read = Part(name="losses", cls="loss", detached=True, reads=True, modules=12)  # printed before backward
+    losses = [_focal(share, anchors, classes), _offsets(share, anchors)]
+    if not share.framework.cuda_graphs:  # they are printed before backward
+        losses = [_matched(share, anchors, levels), *losses, Part(name="losses", cls="loss", detached=True, reads=True, modules=12)]
     logits = share.micro * anchors * (classes + 4) * share.e
-    found.append(("loss", Block(kind="head", parts=(*losses, read), saved_input=logits)))
+    found.append(("loss", Block(kind="head", parts=tuple(losses), saved_input=logits)))
     return tuple(found)
 
 
 def _scaled(spec: Cnn, share: Share, side: int) -> Part:
     """Normalised as it is, scaled, and put beside the others, on the device, image by image; boxes that are none are looked for (a read)."""
     raw, size = spec.input_bytes(1), 12 * side * side
+    if share.framework.cuda_graphs:
+        ready: Work = MemoryBound("copy", size * share.micro, 3 * side * side * share.e * share.micro, "fp32")
+        return Part(name="scaled", forward=(ready,), cls="elementwise")
     scale: Work = MemoryBound("scale", raw, raw, "fp32")
     one = (scale, scale, MemoryBound("gather", 4 * size, size, "fp32"), MemoryBound("copy", size, size, "fp32"), *small(12))
     return Part(name="scaled", forward=one * share.micro, cls="elementwise", reads=True, modules=python(16, 1) * share.micro)
@@ -78,13 +83,18 @@ def _subnet(share: Share, levels: list[Map], width: int, *, keeps: bool) -> list
             conv, y = convolution(share, f"conv{level}.{index}", y, WIDTH if index < 4 else _ANCHORS * width, 3, bias=True)
             conv = conv if keeps or index else _rejoined(share, conv, x)
             found += [again(conv) if level > 3 else conv, *[relu(share, f"relu{level}.{index}", share.micro * y.size)] * (index < 4)]
-        parts += found
+        parts += [_without_adds(part) for part in found] if convolved(share) else found
         total.append(elementwise("permute", share, share.micro * y.size, share.e, share.e))
     n = share.micro * _ANCHORS * width * sum(x.h * x.w for x in levels)
     copy, maps = elementwise("copy", share, n, share.e, share.e), share.framework.maps
     last = maps.channels_last or (share.e < 4 and not maps.planar)
     backward: list[Work] = [copy] if last else total
     return [*parts, Part(name="joined", forward=(*([] if last else total), copy), backward=tuple(backward), cls="elementwise", modules=0)]
+
+
+def _without_adds(part: Part) -> Part:
+    """Bias and ReLU as the convolution writes its map."""
+    return replace(part, forward=tuple(work for work in part.forward if not isinstance(work, MemoryBound) or work.what == "cast"))
 
 
 def _matched(share: Share, anchors: int, levels: list[Map]) -> Part:
@@ -113,10 +123,13 @@ def _focal(share: Share, anchors: int, classes: int) -> Part:
     RetinaNetClassificationHead.compute_loss). Backward stacks the gradients of all images.
 
     Autocast computes cross-entropy, power and sum in fp32 (torch.amp, operators that autocast to float32). A compiler makes one kernel each way
-    of it, and so do fused ones (apex.contrib.focal_loss), which keep the gradient that they have made.
+    of it; fused ones take all images at once, and keep the gradient that they have made (apex.contrib.focal_loss).
     """
     b, e, n = share.micro, share.e, anchors * classes
-    if share.framework.compile or share.framework.loss.fused:
+    if share.framework.loss.fused:
+        made, scaled = elementwise("activation", share, n * b, e, e, 20.0), elementwise("scale", share, n * b, e, e)
+        return Part(name="focal", forward=(made,), backward=(scaled,), cls="loss", saved=n * e * b, modules=2)
+    if share.framework.compile:
         forward: tuple[Work, ...] = (elementwise("activation", share, n, e, e, 20.0),)
         backward: tuple[Work, ...] = (elementwise("scale", share, n, e, e),)
         kept = n * e
@@ -160,6 +173,9 @@ def _written_out(share: Share, n: int) -> tuple[tuple[Work, ...], tuple[Work, ..
 def _offsets(share: Share, anchors: int) -> Part:
     """Offsets of the anchors that hit an object, against those that they should have; backward puts their gradients among zeros."""
     b = share.micro
+    if share.framework.cuda_graphs:
+        one = elementwise("scale", share, 4 * anchors * b, 2 * share.e, share.e)
+        return Part(name="offsets", forward=(one, one, *small(4)), backward=(one, one), cls="loss", saved=4 * anchors * b * share.e)
     zero = elementwise("zero", share, 4 * anchors, 0, share.e)
     stacked = elementwise("copy", share, 4 * anchors * b, share.e, share.e)
     return Part(

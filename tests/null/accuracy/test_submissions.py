@@ -178,7 +178,7 @@ def test_benchmarks_have_models_of_their_own() -> None:
             case_of(row(pictures, model_name="SSD", date=date))
     case = case_of(row(pictures, model_name="SSD", date="2022-06"))
     assert isinstance(case.plan.model, dict) and (case.plan.model["name"], case.plan.optimizer.name) == ("retinanet-resnext50", "adam")
-    assert case.plan.framework == "pytorch-detection" and predict(case.plan, case.topology).fits
+    assert case.plan.framework == "mlperf-retinanet" and predict(case.plan, case.topology).fits
 
 
 DEEP = Row(

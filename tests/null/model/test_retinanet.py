@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sim.framework.framework import load_framework
 from sim.model import Network, Part, Shape, describe, load_model
-from sim.plan import Batch, Memory, Parallel, Plan
+from sim.plan import Batch, Data, Memory, Parallel, Plan
 from sim.predict import predict
 from sim.work import Conv, MemoryBound
 from topologies.errors import Refused
@@ -85,6 +85,26 @@ def test_the_host_waits_for_what_the_data_decide() -> None:
 
 def test_photographs_are_copied_as_they_are_stored() -> None:
     assert network().sample_bytes == 12 * 1024 * 768 and network(image=512).sample_bytes == 12 * 512**2
+
+
+def test_submissions_run_in_one_graph() -> None:
+    """Nothing is read, scaled or matched in the step; biases, norms and ReLU are the convolutions', but at a block's end."""
+    found = describe(MODEL, Shape(micro=2, seq=1, precision="fp16"), load_framework("mlperf-retinanet"))
+    parts = [(name, one) for name, block in found.blocks for one in block.parts]
+    assert not any(one.reads for _, one in parts) and [one.name for one in dict(found.blocks)["loss"].parts] == ["focal", "offsets"]
+    for name, one in parts:
+        kernels = [work for work in one.forward if isinstance(work, MemoryBound)]
+        if name in ("classes", "boxes") and one.name != "joined":
+            assert not kernels
+        if one.cls == "norm":
+            assert len(kernels) == one.name.startswith("bn3") and len(one.backward) <= 2
+    assert found.parameters == network().parameters and found.flops_per_sample == network().flops_per_sample
+
+
+def test_submissions_take_less_than_half_of_a_step() -> None:
+    ahead = Data(workers=4, handover="none")
+    plain, graphed = (predict(plan(framework=name, data=ahead), "dgx-h100") for name in ("pytorch-foreach", "mlperf-retinanet"))
+    assert graphed.step_time_s < plain.step_time_s / 2 and graphed.peak_memory_bytes < plain.peak_memory_bytes / 2
 
 
 def plan(**changes: object) -> Plan:
