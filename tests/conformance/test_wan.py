@@ -18,7 +18,6 @@ from tests.conformance import wan_modules as modules  # noqa: E402
 from tests.conformance.test_diffusion import PLAIN, SHAPE  # noqa: E402
 from tests.conformance.test_pictures import forward_flops, hold_bytes, hold_kept, products, works_of  # noqa: E402
 
-APART = PLAIN.but(linears={"joins_gradients": True, "fused_projections": False})
 SMALL = Wan(layers=2, hidden=96, heads=4, ffn=224, text=11, context=80, frames=9, height=128, width=160)
 
 
@@ -26,7 +25,7 @@ SMALL = Wan(layers=2, hidden=96, heads=4, ffn=224, text=11, context=80, frames=9
 @pytest.mark.parametrize(("name", "width", "side"), [("wan2.1-t2v-1.3b", (30, 1536, 12, 8960), (60, 104)), ("wan2.1-t2v-14b", (40, 5120, 40, 13824), (90, 160))])  # fmt: skip
 def test_presets_are_torch_s(name: str, width: tuple[int, int, int, int], side: tuple[int, int]) -> None:
     """A whole video on the meta device. There attention is written out, whose backward is two forwards: a fused one makes the scores once more."""
-    network = describe(load_model(name), SHAPE, APART)
+    network = describe(load_model(name), SHAPE, PLAIN)
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         model = modules.Wan(*width)
         loss = model(torch.empty(2, 16, 21, *side))
@@ -47,7 +46,7 @@ def both(request: pytest.FixtureRequest) -> tuple[Network, Network]:
         lambda: modules.Wan(2, 96, 4, 224, 16, 11, 80), (Input((2, 16, 3, 16, 20), request.param),), name="wan", precision=request.param
     )
     shape = replace(SHAPE, precision=request.param)
-    return describe(spec, shape, APART), describe(SMALL, shape, APART)
+    return describe(spec, shape, PLAIN), describe(SMALL, shape, PLAIN)
 
 
 @pytest.mark.no_cover

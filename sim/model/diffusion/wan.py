@@ -96,7 +96,7 @@ def _layer(make: _Maker) -> list[Part]:
     (spec, video, _), h = make, make.spec.hidden
     own = grouped_query(
         video, h, spec.heads, spec.heads, h // spec.heads, qkv_bias=True, proj_bias=True, causal=False, qk_norm=True, qk_whole=True,
-        fused=video.framework.linears.fused_projections,
+        fused=False,
     )  # fmt: skip
     at = next(at for at, part in enumerate(own) if part.seam == "cp.attention" or part.cls == "attention")
     return [
@@ -120,7 +120,7 @@ def _cross(make: _Maker) -> list[Part]:
     (spec, video, text), h = make, make.spec.hidden
     local = replace(video, shape=replace(video.shape, cp=1, ulysses=1))
     fork = () if text.framework.compile else (elementwise("add", text, text.rows * h, 2 * text.e, text.e),)
-    read = linear(text, "cross.kv", h, 2 * h if text.framework.linears.fused_projections else (h, h), bias=True)
+    read = linear(text, "cross.kv", h, (h, h), bias=True)
     return [
         linear(video, "cross.q", h, h, bias=True, stream=True, normed=True, modules=2),
         norm(video, "cross.q_norm", video.rows, h, "rmsnorm", after_residual=False),

@@ -57,6 +57,7 @@ def test_norms_and_gates_are_fp32_between_casts() -> None:
     assert [part(layer(), name).saved for name in ("attn.residual", "mlp.residual", "mlp.modulate")] == [2 * n, 4 * n, 4 * n]
     amp = layer(PLAIN.but(precision={"autocast": True}))
     assert amp.saved_input == layer().saved_input == 2 * n  # the stream keeps 16 bits under autocast too
+    assert [len(part(layer(), name).tensors) for name in ("attn.qkv", "cross.kv")] == [6, 4]  # linears of their own, as diffusers has them
     full = [p.name for p in layer(precision="fp32").parts]
     assert not any(name.endswith((".wide", ".narrow")) for name in full)
 
