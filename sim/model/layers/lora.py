@@ -17,13 +17,16 @@ _TARGETS = {"attn.qkv": "qkv", **dict.fromkeys((*_LATENT, *_CROSSED), "qkv"), "a
 
 
 def adapt(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
-    """The parts with an adapter after each target. Column-parallel linears split B, row-parallel ones A."""
+    """The parts with an adapter after each target, of as many as it has linears (PEFT and torchtitan wrap each torch.nn.Linear). Column-parallel
+    linears split B, row-parallel ones A."""
     assert spec.lora is not None
     adapted: list[Part] = []
     for part in parts:
         adapted.append(part)
         if _TARGETS.get(part.name) in spec.lora.targets:
-            adapted.append(_adapter(part, share, spec.lora))
+            gemms = [work for work in part.forward if isinstance(work, Gemm)]
+            names = [f"{part.name}.lora"] if len(gemms) == 1 else [f"{part.name}.{at}.lora" for at in range(len(gemms))]
+            adapted += [_adapter(name, gemm, share, spec.lora) for name, gemm in zip(names, gemms, strict=True)]
     return adapted
 
 
@@ -46,9 +49,8 @@ def _still(part: Part) -> Part:
     return replace(part, frozen=True, wgrad=(), saved=0 if products and not scores else part.saved)
 
 
-def _adapter(base: Part, share: Share, lora: Lora) -> Part:
-    gemms = [work for work in base.forward if isinstance(work, Gemm)]
-    m, k, n = gemms[0].m, gemms[0].k, sum(work.n for work in gemms)
+def _adapter(name: str, base: Gemm, share: Share, lora: Lora) -> Part:
+    m, k, n = base.m, base.k, base.n
     r, e, dtype = lora.rank, share.e, share.core
     drops = lora.dropout > 0
     forward: list[Work] = [elementwise("dropout", share, m * k, e, e + 1)] * drops
@@ -63,7 +65,7 @@ def _adapter(base: Part, share: Share, lora: Lora) -> Part:
     backward.append(elementwise("add", share, m * k, 2 * e, e))
     wgrad = (Gemm(n, r, m, dtype, 1, "wgrad"), Gemm(r, k, m, dtype, 1, "wgrad"))
     return Part(
-        name=f"{base.name}.lora",
+        name=name,
         forward=tuple(forward),
         backward=tuple(backward),
         wgrad=wgrad,

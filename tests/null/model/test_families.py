@@ -93,6 +93,21 @@ def test_lora_leaves_the_base_without_weight_gradients() -> None:
     assert tuned.flops_per_sample == pytest.approx(base.flops_per_sample * 2 / 3, rel=0.02)  # attention still 2 of 2
 
 
+def test_each_linear_has_an_adapter_of_its_own() -> None:
+    """PEFT prints 13,631,488 trainable parameters for Llama 3 8B with rank 16 on q, k, v and o; where these are one linear (Megatron), one is
+    enough."""
+    spec = load_model("llama3-8b")
+    assert isinstance(spec, Decoder)
+
+    def trained(fused: bool) -> int:
+        framework = PLAIN.but(linears={"fused_projections": fused})
+        network = describe(replace(spec, lora=Lora(rank=16)), Shape(micro=1, seq=1024), framework)
+        return sum(p.params for _, block in network.blocks for p in block.parts if not p.frozen)
+
+    assert trained(fused=False) == 13_631_488
+    assert trained(fused=True) == 32 * 16 * (4096 + 6144 + 4096 + 4096)
+
+
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite", "nemotron3-nano", "qwen3-next-80b-a3b"])
 def test_adapters_of_attention_leave_experts_and_mixers_still(name: str) -> None:
     """Only adapters have gradients, and only where there is attention; products of the base keep no inputs, and gradients pass through."""
