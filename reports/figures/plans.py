@@ -67,14 +67,21 @@ def pareto_figure(ranked: Sequence[Row], front: Sequence[Row]) -> go.Figure:
     """GPU-seconds per sample against peak memory; colour is the cost where prices are known; the front is a line."""
     shown = list(ranked[:_MOST_POINTS])
     cost = any(row.cost for row in shown)
-    marker: dict[str, Any] = {"size": 7, "color": "#8a97a6", "opacity": 0.75}
+    marker, scale = {"size": 7, "color": "#8a97a6", "opacity": 0.75}, dict[str, Any]()
     if cost:
         title = {"text": f"cost per<br>million {unit_of(shown)}"}
-        marker |= {"color": [row.cost for row in shown], "colorscale": _SCALE, "colorbar": {"title": title, "thickness": 12}}
+        costs = [row.cost or 0.0 for row in shown]
+        scale = {"colorscale": _SCALE, "cmin": min(costs), "cmax": max(costs)}
+        marker |= scale | {"color": costs, "colorbar": {"title": title, "thickness": 12}}
     figure = go.Figure(_points(shown, "plans that fit", "markers", marker))
     for at, same in enumerate(dict.fromkeys(map(kind, front))):  # a line for each machine, model and length of sequences
         edge = sorted((row for row in front if kind(row) == same), key=lambda row: row.memory or 0)
-        line = _points(edge, "nothing beats these", "lines+markers", {"size": 10, "color": "#0072B2", "symbol": "diamond"})
+        colours = (
+            scale | {"color": [row.cost or 0.0 for row in edge], "line": {"color": "#0072B2", "width": 1.5}}
+            if cost
+            else {"color": "#0072B2"}
+        )
+        line = _points(edge, "nothing beats these", "lines+markers", {"size": 10, "symbol": "diamond"} | colours)
         look = {"color": "#0072B2", "width": 1.5, "shape": "linear" if cost else "hv"}
         figure.add_trace(line.update(line=look, showlegend=not at, legendgroup="front"))
     best = _points(list(ranked[:1]), "best", "markers", {"size": 16, "color": "#D55E00", "symbol": "star"})

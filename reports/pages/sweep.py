@@ -95,7 +95,10 @@ def _cards(ranked: Sequence[Row], front: Sequence[Row]) -> list[Card]:
         (gib(best.memory or 0), "peak memory per GPU", "of the best plan"),
     ]
     if len(ranked) > 1:
-        cards.append((f"{ranked[-1].effort / best.effort:.2f} x", "best over worst that fits", f"{len(front)} plans that nothing beats"))
+        worst, priced = ranked[-1], bool(best.cost)
+        times = worst.worth[0] / best.worth[0] if priced else worst.effort / best.effort
+        what = "best over worst that fits" + (", in money" if priced else "")
+        cards.append((f"{times:.2f} x", what, f"{counted(len(front), 'plan')} that nothing beats"))
     return cards
 
 

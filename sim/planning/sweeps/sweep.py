@@ -85,7 +85,8 @@ class Sweep(Ranked, msgspec.Struct):
 
     @property
     def front(self) -> list[Row]:
-        return pareto(self.feasible)
+        """Plans that no other of their kind beats, the best first."""
+        return sorted(pareto(self.feasible), key=lambda row: row.worth)
 
     @property
     def refusals(self) -> list[tuple[int, str]]:

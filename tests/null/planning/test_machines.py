@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import steptwin
+from reports.pages.sweep import sweep_page
 from sim.files.planfile import load_plan
 from sim.planning.capacity.capacity import load_prices, price_of
 from sim.planning.sweeps.auto import expanded
@@ -68,6 +70,9 @@ def test_prices_say_which_machine_is_worth_its_own(tmp_path: Path) -> None:
     for prices, best in (({}, wide), ({ON.split()[1]: 2.0}, wide), ({"dgx-h100": 2.0, "oversubscription=8": -1.0}, narrow)):
         found = sweep(plan, space, ON, tmp_path / "s.sqlite", prices=prices)
         assert found.best is not None and found.best.machine == best
+    assert found.front[0] == found.best, "the best first, also where it is the slower one"
+    (times,) = re.findall(r"<b>([0-9.]+) x</b><span>best over worst that fits, in money<", sweep_page("prices", found))
+    assert float(times) == pytest.approx(max(row.cost or 0 for row in found.ranked) / (found.best.cost or 1), abs=0.01) and float(times) > 1
     there = machines(found)
     assert (there[narrow].cost or 0) / (there[wide].cost or 1) == pytest.approx(
         0.5 * (there[narrow].step_time or 0) / (there[wide].step_time or 1)
