@@ -27,8 +27,23 @@ def whole_name(name: str) -> str:
     return re.sub(r"(?i)[-_ (,]*(proxy|cut|truncated)?[-_ ]*\d+ ?l(ayers?)?\b\)?|[-_ (]*\b(proxy|cut|truncated)\b\)?", "", name).strip()
 
 
+_SOME = r"\b(\d+) (?:of \d+ )?layers\b|(?:proxy|cut|truncated)[-_ ]*(\d+) ?l(?:ayers?)?\b|[-_ (](\d+)l\b"
+
+
+def _cut(row: Row, assumed: list[str]) -> Row:
+    """The row with the layers that its name or note counts ("Llama-3.1-405B-proxy7L", "7 of 126 layers"), and the width of the model cut so short."""
+    found = re.search(_SOME, f"{row.model_name} {row.arch_note}".lower())
+    spec = named(row)
+    if not found or not spec or whole_name(row.model_name) == row.model_name or (row.n_layers and row.hidden):
+        return row
+    layers = row.n_layers or int(next(group for group in found.groups() if group))
+    assumed.append(f"{layers} layers of {spec.hidden}, as the name says")
+    return msgspec.structs.replace(row, n_layers=layers, hidden=spec.hidden)
+
+
 def with_blanks(row: Row, assumed: list[str]) -> Row:
-    """The row with blank sizes filled. Without both layers and width nothing is filled: the whole model then stands in."""
+    """The row with blank sizes filled. Without both layers and width, which no name tells either, nothing is: the whole model then stands in."""
+    row = _cut(row, assumed)
     if row.n_layers is None or row.hidden is None or not (spec := named(row)) or (row.n_experts and not spec.moe):
         return row
     own: dict[str, int | str | None] = {"n_heads": spec.heads, "vocab_size": spec.vocab, "activation": spec.activation}

@@ -139,11 +139,11 @@ def shipped_model(name: str, params: int | None = None, modern: bool = True) -> 
 
 
 def with_widths(row: Row) -> Row:
-    """The row with the width and the experts of the shipped model that it names, where it gives no sizes: recipes differ by them."""
-    if (row.n_layers and row.hidden) or row.n_experts or not (name := shipped_model(row.model_name, row.params)):
+    """The row with the width and the experts of the shipped model that it names, where it leaves them out: recipes differ by them."""
+    if row.n_experts or not (name := shipped_model(row.model_name, row.params)):
         return row
     spec = load_model(name)
-    if not isinstance(spec, Decoder):
+    if not isinstance(spec, Decoder) or row.hidden not in (None, spec.hidden):
         return row
     return msgspec.structs.replace(row, hidden=row.hidden or spec.hidden, n_experts=spec.moe.experts if spec.moe else None)
 

@@ -128,3 +128,15 @@ def test_names_without_their_cut() -> None:
 def test_activations_by_their_names(words: str, found: str) -> None:
     tree = model_of(row(model_type="gpt", model_name="ours", activation=words), [])
     assert tree.get("activation", "swiglu") == found
+
+
+@pytest.mark.parametrize(
+    ("name", "note", "layers"),
+    [("Llama-3.1-405B-proxy7L", "", 7), ("Llama-3.1-405B proxy", "7 of 126 layers", 7), ("Llama-3.1-405B (12 layers)", "", 12), ("Llama-3.1-405B-12L", "", 12)],
+)  # fmt: skip
+def test_a_cut_model_has_the_layers_that_its_name_or_note_counts(name: str, note: str, layers: int) -> None:
+    """They were refused."""
+    silent = SILENT | {"model_name": name, "model_type": "llama", "arch_note": note}
+    found = model_of(row(**silent), [])
+    assert (found["layers"], found["hidden"], found["ffn"]) == (layers, 16384, 53248)
+    assert model_of(row(**silent | {"hidden": 16384}), [])["layers"] == layers
