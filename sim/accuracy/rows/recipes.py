@@ -18,7 +18,7 @@ Release = tuple[int, int, int]
 _FIRST: Release = (0, 0, 0)
 _LAST: Release = (99, 0, 0)
 _LATEST: Release = (26, 0, 0)
-"""What a row that says no release is taken for."""
+"""What a row that says neither its release nor its date is taken for; containers are called by their months."""
 _RACKS = r"GB200|GB300"
 
 
@@ -129,7 +129,7 @@ T = TypeVar("T")
 
 
 def _first(row: Row, precision: str, table: tuple[tuple[T, Rows], ...]) -> T:
-    found = re.search(r"(\d\d)\.(\d\d)(?:\.(\d\d))?", row.framework_version)
+    found = re.search(r"(\d\d)\.(\d\d)(?:\.(\d\d))?", row.framework_version) or re.match(r"20(\d\d)-(\d\d)()", row.date)
     release: Release = (int(found[1]), int(found[2]), int(found[3] or 0)) if found else _LATEST
     return next(what for what, rows in table if _in(row, precision, rows, release))
 

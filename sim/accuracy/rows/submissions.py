@@ -46,18 +46,27 @@ _BENCHMARKS = (
 
 
 def completed(row: Row) -> Row:
-    """A submission that says no date has that of its round, which its version or its source names; one that says no size has its benchmark's."""
+    """A submission that says no date has that of its round, which its version or its source names, and any row that of its container; a submission
+    that says no size has its benchmark's."""
     row = _dated(row)
     bare = row.model_name.strip().lower() if row.submitted else ""
     name = next((whole for known, since, whole in _BENCHMARKS if re.fullmatch(known, bare) and row.date >= since), "")
     return msgspec.structs.replace(row, model_name=name) if name else row
 
 
+_CONTAINER = r"\b(?:ngc|nemo|container)\b\D*(?<!\d)(2\d)\.(0[1-9]|1[0-2])\b"
+"""NVIDIA's containers are called by their year and month: "NGC pytorch 21.11", "NeMo 24.09"."""
+
+
 def _dated(row: Row) -> Row:
-    found = (
-        re.search(r"\bv?(\d\.\d)\b", f"{row.framework_version} {row.source} {row.framework}") if row.submitted and not row.date else None
-    )
+    """With the date of the round, or of the container that was run."""
+    version = f"{row.framework_version} {row.source} {row.framework}"
+    if row.date:
+        return row
+    found = re.search(r"\bv?(\d\.\d)\b", version) if row.submitted else None
     date = _ROUNDS.get(found[1], "") if found else ""
+    if not date and (container := re.search(_CONTAINER, version.lower())):
+        date = f"20{container[1]}-{container[2]}"
     return msgspec.structs.replace(row, date=date) if date else row
 
 

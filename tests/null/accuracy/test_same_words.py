@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import msgspec
@@ -47,6 +48,21 @@ def test_what_parts_words_says_nothing(between: str) -> None:
 def test_what_follows_from_the_rest_may_be_left_out() -> None:
     for row in ROWS:
         assert plan_of(msgspec.structs.replace(row, dp=None, grad_accum=None)) == plan_of(row), row.row_id
+
+
+@pytest.mark.no_cover
+def test_a_container_says_when_a_row_ran() -> None:
+    """NVIDIA's BERT of 21.11 was run as that of before 2021: twice as slow."""
+    latest = [row for row in published_rows() if row.framework_version == "NGC pytorch 21.11"]
+    for published in (*latest[:2], *ROWS):
+        if re.search(r"NGC pytorch.?2\d|NeMo \d|container", published.framework_version):
+            assert plan_of(msgspec.structs.replace(published, date="")) == plan_of(published), published.row_id
+
+
+def test_a_date_says_which_release_of_a_recipe_a_row_ran() -> None:
+    for published in ROWS:
+        if re.fullmatch(r"NeMo container \d\d\.\d\d", published.framework_version):
+            assert plan_of(msgspec.structs.replace(published, framework_version="")) == plan_of(published), published.row_id
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA GB200 NVL72", "DGX-GB200", "gb200"])
