@@ -171,8 +171,8 @@ def on_nodes(row: Row, assumed: list[str]) -> Row:
 
 
 def _memory(row: Row) -> float:
-    """GB of device memory: the row's, or those in the GPU's name ("A100-SXM4-40GB"); 0 where neither tells."""
-    found = re.search(r"(\d+) ?gi?b\b", row.gpu.lower())
+    """GB of device memory: the row's, or those in the GPU's name ("A100-SXM4-40GB", "a100_40g"); 0 where neither tells."""
+    found = re.search(r"(?<![\da-z])(\d{2,3}) ?g(?:i?b)?(?![a-z])", row.gpu.lower())
     return row.gpu_mem_gb or (float(found.group(1)) if found else 0.0)
 
 

@@ -21,8 +21,11 @@ _SHARED = r"ether|gb?e\b|gige|tcp|\bvpc\b|\befa\b"
 _GENERATIONS = {"fdr": 56, "edr": 100, "hdr": 200, "ndr": 400, "xdr": 800}
 """Gbit/s of an InfiniBand adapter of each generation, where no number is behind its name ("HDR100" has half of its lanes)."""
 _NAMED = rf"(?:(\d+) ?[x×*] ?|(dual)[- ])?(?:[a-z]+ )?\b({'|'.join(_GENERATIONS)})[- ]?(\d{{2,3}})?\b"
-_FASTEST = 800
-"""Gbit/s of the fastest adapters (ConnectX-8): a higher rate is a server's."""
+_BARE = r"\b(\d+) ?[x×*] ?(25|40|50|56|100|200|400|800)\b"
+"""Adapters and their rate without its unit: "RoCE 8x400"."""
+_ALONE = r"\b(one|single)\b"
+_FASTER = 1.25
+"""Above so many times the rate of the machine's own adapters, which its slots are for, a rate is a server's."""
 _SAME = 0.15
 """Share by which two rates may differ and be the same one, spoken of with or without overheads."""
 
@@ -37,8 +40,8 @@ def network_of(row: Row, machine: str, assumed: list[str]) -> tuple[str, ...]:
         return ()
     own = [nic.rate * 8e-9 for nic in load_topology(name).cluster.runs[0].machine.nics.values()]
     used = _used(machine)
-    stated = _stated(row.inter_net, len(used), row.gpus_per_node or 8)
-    if not stated or not used or any(abs(stated / sum(rates) - 1) <= _SAME for rates in (used, own)):
+    stated = _stated(row.inter_net, used, row.gpus_per_node or 8) if used else 0.0
+    if not stated or any(abs(stated / sum(rates) - 1) <= _SAME for rates in (used, own)):
         return ()
     assumed.append(f"network of {stated:g} Gbit/s a node, as the row says, in place of the {sum(used):g} of {name}")
     return (f"nic.rate={stated / len(used):.6g} Gbit/s",)
@@ -52,15 +55,19 @@ def _used(machine: str) -> list[float]:
     return [nic.rate * 8e-9 for nic in {name: nic for use in uses for name, nic in zip(use.names, use.nics, strict=True)}.values()]
 
 
-def _stated(text: str, adapters: int, gpus: int) -> float:
-    """Gbit/s of a node; 0 where the text gives none."""
-    words = text.lower()
+def _stated(text: str, used: list[float], gpus: int) -> float:
+    """Gbit/s of a node whose own adapters in use have the rates `used`; 0 where the text gives none."""
+    words, adapters = text.lower(), len(used)
+    alone = re.search(_ALONE, words) is not None
     if not (found := re.search(_NUMBER, text)):
+        if bare := re.search(_BARE, words):
+            return int(bare[1]) * float(bare[2])
         named = re.search(_NAMED, words)
-        return int(named[1] or 2 * bool(named[2]) or adapters) * float(named[4] or _GENERATIONS[named[3]]) if named else 0.0
+        count = int(named[1] or 2 * bool(named[2]) or (1 if alone else adapters)) if named else 0
+        return count * float(named[4] or _GENERATIONS[named[3]]) if named else 0.0
     each = float(found[2]) * (1000 if found[3] in "tT" else 1) * (8 if found[4] in ("B", "iB") else 1)
     if found[1]:
         return int(found[1]) * each
     if of := re.search(_EACH, words):
         return each * (gpus if {"gpu", "rank", "device", "accelerator"} & set(of.groups()) else adapters)
-    return each if each > _FASTEST or re.search(f"{_WHOLE}|{_SHARED}", words) else each * adapters
+    return each if alone or each > _FASTER * max(used) or re.search(f"{_WHOLE}|{_SHARED}", words) else each * adapters

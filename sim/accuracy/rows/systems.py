@@ -19,7 +19,7 @@ _ONE_NIC = "one nic per node"
 
 def named_system(row: Row) -> Row:
     """The row with the machine that its authors had: Megatron-LM's DGX-2 is a DGX-2H, DLPerf's servers have one NIC."""
-    early = re.search(r"megatron[-_ ]lm", row.framework.lower()) and "" < row.date < _CLUSTER_BUILT and "v100" in row.gpu.lower()
+    early = re.search(r"megatron(?!.*deepspeed)", row.framework.lower()) and "" < row.date < _CLUSTER_BUILT and "v100" in row.gpu.lower()
     if early and re.search(r"dgx[-_ ]?2\b", row.system.lower()):
         return msgspec.structs.replace(row, system="DGX-2H")
     if row.source_id.startswith("dlperf") and not re.search(_ONE_NIC, row.inter_net.lower()):

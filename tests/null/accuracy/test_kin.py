@@ -74,6 +74,7 @@ def test_sizes_that_are_stated_win_over_the_name() -> None:
         ("InfiniBand HDR 200 Gb/s", 1600), ("100 GbE", 100), ("10 Gbps Ethernet", 10), ("RoCE 4 x 100 Gb", 400), ("4x HDR 200Gb/s InfiniBand", 800),
         ("50 GB/s per GPU", 3200), ("1.6 Tbps per node", 1600), ("EFA 400 Gbps", 400), ("100GE", 100),
         ("3.2 Tb/s InfiniBand", 3200), ("1600 Gbps RoCE", 1600), ("HDR InfiniBand", 1600), ("HDR100", 800), ("4x NDR200", 800), ("dual-rail EDR", 200),
+        ("RoCE 4x400", 1600), ("Slingshot-11 4x200", 800), ("one HDR per node", 200), ("single 100 Gb/s IB", 100), ("800 Gbps", 800), ("one 400 Gb/s NIC per GPU", 3200),
     ],
 )  # fmt: skip
 def test_a_stated_network_is_the_one_that_is_used(words: str, gbits: float) -> None:
@@ -96,6 +97,7 @@ def test_networks_that_say_no_rate_or_the_machines_own_change_nothing() -> None:
     [
         ("100 GbE", "16x a100-pcie-x8:4", ("nic.rate=100 Gbit/s",)),  # four GPUs below one of its two adapters
         ("4 x 100 Gb/s", "16x dgx-a100:4", ("nic.rate=100 Gbit/s",)),
+        ("400 Gb/s", "16x dgx-a100:4", ("nic.rate=100 Gbit/s",)),  # more than a slot of PCIe 4.0 carries
         ("4 x 200 Gb/s", "16x dgx-a100:4", ()),
         ("8 x 200 Gb/s", "16x dgx-a100:4", ()),  # half of a server's GPUs, and what all of it has
     ],

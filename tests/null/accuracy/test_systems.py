@@ -24,7 +24,12 @@ def row(**changes: object) -> Row:
 
 
 def test_megatrons_dgx_2_was_a_dgx_2h() -> None:
-    assert case_of(SCALED).topology == case_of(row(framework="Megatron LM")).topology == "dgx2h-v100"
+    assert (
+        case_of(SCALED).topology
+        == case_of(row(framework="Megatron LM")).topology
+        == case_of(row(framework="Megatron")).topology
+        == "dgx2h-v100"
+    )
     assert case_of(row(framework="PyTorch")).topology == case_of(row(date="2021-05")).topology == "dgx2-v100"
     assert case_of(row(**WIDE)).topology == "4x dgx-a100:8"
 
