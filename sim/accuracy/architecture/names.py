@@ -42,7 +42,7 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"(vit|deit)b\d*", "vit-b16"),
     (r"vitl\d*", "vit-l16"),
     (r"vith\d*", "vit-h14"),
-    (r"rn(18|34|50|101|152)", r"resnet\1"),
+    (r"rn(18|34|50|101|152)(v15?)?", r"resnet\1"),
     (r"resnet(18|34|50|101|152)[a-d]", r"resnet\1"),  # He et al. 2018: other stems and shortcuts, hardly more work
     (r"(se)?(resnext)(50|101)", r"\1-\2\3-32x4d"),
     (r"convnext(?:v1)?t", "convnext-tiny"),

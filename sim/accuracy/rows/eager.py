@@ -30,7 +30,8 @@ def eager_of(row: Row, text: str, torch: bool, precision: str, assumed: list[str
     if torch and re.search(r"deep ?speed", text):
         return "deepspeed"
     assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
-    whole = not row.sharding or re.search(r"^none|^no\b|ddp|^(?!.*(shard|zero)).*data.?parallel", row.sharding.lower())
+    replicas = r"^none|^no\b|ddp|^(?!.*(shard|zero)).*data.?parallel"
+    whole = re.search(replicas, row.sharding.lower()) if row.sharding else not re.search("fsdp|zero", text)
     seen = row.batch_unit == "images" or re.search(_PICTURES + "|dlrm", f"{row.model_type} {row.model_name}".lower())
     pictures = seen and precision in ("fp16", "bf16")  # nobody trains them in 16 bits alone
     cast = pictures or re.search(_CAST, row.precision.lower()) or re.search(_CASTING, text)

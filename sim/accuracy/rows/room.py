@@ -78,7 +78,12 @@ def _shared(plan: Plan, topology: str, edits: tuple[str, ...], assumed: list[str
     if not memory or trained * setting.network.parameters <= memory * p.tp * p.pp:
         return plan
     _instead(assumed, "sharding not stated", f"ZeRO-{level}, for no device holds a replica")
-    return msgspec.structs.replace(plan, parallel=msgspec.structs.replace(p, dp_shard=p.dp_replicate, dp_replicate=1, zero=level))
+    framework = (
+        "pytorch" if plan.framework == "pytorch-amp" else plan.framework
+    )  # FSDP casts what it gathers (MixedPrecision), no autocast does
+    return msgspec.structs.replace(
+        plan, framework=framework, parallel=msgspec.structs.replace(p, dp_shard=p.dp_replicate, dp_replicate=1, zero=level)
+    )
 
 
 def _smaller(plan: Plan, topology: str, edits: tuple[str, ...], assumed: list[str]) -> Plan:

@@ -242,7 +242,7 @@ def asked_overlaps(row: Row, framework: str) -> str | dict[str, Any]:
 
 
 def compiled(row: Row) -> bool | None:
-    """Elementwise kernels fused by a compiler: stated, or XLA by the framework's name; None = the framework's default.
+    """Elementwise kernels fused by a compiler: stated, or XLA or torch.compile by the framework's name; None = the framework's default.
 
     NVIDIA's BERT is tuned on SQuAD in fp32 without XLA: `run_squad.sh ... fp32 false`, against `fp16 true` (READMEs of its TensorFlow 1 and 2).
     Paxml's script runs TransformerEngine's layers, calls that XLA cannot look into (sim/framework/known/paxml.toml).
@@ -251,7 +251,8 @@ def compiled(row: Row) -> bool | None:
         return None
     if re.search(r"tensorflow|tf[12]", row.framework.lower()) and "squad" in row.task.lower() and precision_of(row) == "fp32":
         return False
-    return True if said(row.compile) or "xla" in row.framework.lower() else None
+    named = "xla" if said(row.compile) is False else r"xla|torch[._ ]?compile|inductor"
+    return True if said(row.compile) or re.search(named, row.framework.lower()) else None
 
 
 _OTHERS = (

@@ -7,6 +7,7 @@ import pytest
 
 from sim.accuracy.rows.plans import case_of
 from sim.accuracy.rows.updating import optimizer_of
+from sim.accuracy.rows.wording import compiled
 from sim.accuracy.steady import step_seconds
 from tests.null.accuracy.test_spellings import row
 from topologies.errors import Refused
@@ -171,3 +172,8 @@ def test_steps_that_generate_are_no_training_steps() -> None:
         with pytest.raises(Refused, match="generates texts"):
             case_of(row(task=task))
     assert any("not counted" in note for note in case_of(row(task="DPO")).assumed)
+
+
+def test_a_frameworks_name_says_that_it_compiles() -> None:
+    assert compiled(row(framework="PyTorch FSDP2 + torch.compile")) is True and compiled(row(framework="PyTorch FSDP2")) is None
+    assert compiled(row(framework="PyTorch (torch.compile off)", compile="no")) is None

@@ -39,7 +39,7 @@ SILENT = {
     [
         ("GPT-3 XL", "gpt3-1.3b"), ("Qwen3-235B", "qwen3-235b-a22b"), ("Qwen3 30B", "qwen3-30b-a3b"), ("DeepSeek-V2.5", "deepseek-v2"),
         ("DeepSeek-Coder-V2-Lite", "deepseek-v2-lite"), ("Nemotron 3 Nano 30B-A3B", "nemotron3-nano"), ("Nemotron-3-Nano-4B", ""), ("DeepSeek-V3 671B", "deepseek-v3"), ("Grok-1 314B", "grok-1"), ("GLM-4.6", "glm-4.5"), ("NVIDIA-Nemotron-Nano-9B-v2", "nemotron-nano-9b"), ("Nemotron-H 8B", "nemotron-h-8b"), ("Nemotron-3-Super-120B-A12B", "nemotron3-super"),
-        ("GPT-NeoX", "gpt-neox-20b"), ("phi-1_5", "phi-1.5"), ("resnet50d", "resnet50"), ("ResNeXt-50", "resnext50-32x4d"), ("SE-ResNeXt-101", "se-resnext101-32x4d"),
+        ("GPT-NeoX", "gpt-neox-20b"), ("phi-1_5", "phi-1.5"), ("resnet50d", "resnet50"), ("RN50 v1.5", "resnet50"), ("ResNeXt-50", "resnext50-32x4d"), ("SE-ResNeXt-101", "se-resnext101-32x4d"),
         ("ConvNeXt-T", "convnext-tiny"), ("Stable Diffusion v1.5", "sd-1.5"), ("Stable Diffusion 2", "sd-2-base"), ("SD 2.1", "sd-2.1"), ("SDXL", "sdxl"), ("FLUX.1-dev", "flux.1-dev"), ("Flux1 schnell", "flux.1-schnell"), ("wav2vec 2.0 base", "wav2vec2-base"), ("HuBERT-large", "wav2vec2-large"), ("Inception V3", "inception-v3"), ("AlexNet", "alexnet"),
         ("BLOOM-7.1B", "bloom-7b1"), ("Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b"), ("LLaVA 1.5 13B", "llava-1.5-13b"), ("BLOOM", "bloom-176b"), ("bloom-560m", "bloom-560m"), ("Qwen3-32B", "qwen3-32b"),
     ],
