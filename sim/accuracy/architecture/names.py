@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 import msgspec
 
@@ -216,6 +216,7 @@ def _sizes() -> dict[str, tuple[str, float]]:
     }
 
 
+@lru_cache(maxsize=4096)
 def _plain(name: str) -> str:
     text = re.sub(r"\b((?:vi|dei)t.)(b|l|h)(ase|arge|uge)", r"\1\2", name.lower())
     return re.sub(r"[^a-z0-9+]", "", text)

@@ -6,6 +6,7 @@ Rows that state their degrees of parallelism are not touched.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -53,10 +54,16 @@ def in_parts(row: Row, model: dict[str, Any], framework: str, machine: str, edit
     if not isinstance(spec, Decoder):
         return _by_samples(row, model.get("heads", 1), assumed)
     if framework.startswith(_SPLITS) and spec.lora is None:
-        row = _by_memory(row, spec, framework, load_topology(machine, edits).device(0).memory, assumed)
+        row = _by_memory(row, spec, framework, _memory(machine, edits), assumed)
     if spec.moe and row.ep is None and (row.gpus or 1) > 1:
         assumed.append("ep not stated: 1")
     return _by_samples(row, spec.heads, assumed)
+
+
+@cache
+def _memory(machine: str, edits: tuple[str, ...]) -> int:
+    """Bytes of the first GPU of a machine, of which a table has a few."""
+    return load_topology(machine, edits).device(0).memory
 
 
 def _by_samples(row: Row, heads: Any, assumed: list[str]) -> Row:
