@@ -23,6 +23,7 @@ loads nothing heavy; the verbs of the command line live in the rooms that do the
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -209,6 +210,14 @@ class _Desk:
     """Prints and draws for the verbs (`topologies.verbs.Desk`); the only place that knows `reports`."""
 
     def show(self, value: Mapping[str, Any], as_json: bool, kind: str) -> None:
+        try:
+            self._print(value, as_json, kind)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError:  # `| head` has read enough: the pages that were asked for are written all the same
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _print(self, value: Mapping[str, Any], as_json: bool, kind: str) -> None:
         if as_json:
             print(json.dumps(value, indent=1, sort_keys=True, default=str))
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,18 @@ def test_a_place_that_cannot_be_written_is_one_message(words: str, tmp_path: Pat
 def test_what_cannot_be_meant_is_refused(words: str, told: str, tmp_path: Path, call: Call) -> None:
     said = call(*words.format(tmp_path).split())
     assert said.code == 2 and told in said.err
+
+
+@pytest.mark.no_cover
+def test_a_reader_that_stops_early_costs_no_page(tmp_path: Path) -> None:
+    """`steptwin ... --plot PAGE | head` wrote no page and said nothing of it."""
+    page = tmp_path / "page.html"
+    words = [sys.executable, "-m", "steptwin", "collective", "all_reduce", "--plot", str(page)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None and run.stderr is not None
+        run.stdout.close()
+        assert run.stderr.read().decode().strip() == f"page: {page}"
+    assert run.returncode == 0 and page.stat().st_size > 100_000
 
 
 def test_a_folder_of_measurements_that_is_not_there_is_said(call: Call) -> None:
