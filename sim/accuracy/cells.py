@@ -74,7 +74,7 @@ def date(text: str) -> str:
 def number(text: str, column: str, kind: type) -> int | float | None:
     """A positive, finite number; None where the cell says that there is none. Whole where `kind` is int. Raises ValueError."""
     plain = text.strip().lower()
-    if plain in _UNKNOWN or (column in _ABSENT and plain in ("0", "0.0")):
+    if plain in _UNKNOWN or (column in _ABSENT and plain in ("0", "0.0")) or (column == "gpus" and re.fullmatch(r"[\d,]+\s*nodes?", plain)):
         return None
     try:
         value = _value(plain, column)

@@ -178,7 +178,7 @@ def test_numbers_as_tables_print_them() -> None:
     [("gpus", "8x8", 64), ("gpus", "64 (8x8)", 64), ("gpus", "64 GPUs", 64), ("seq_len", "8k", 8192), ("seq_len", "128K", 131072), ("seq_len", "8,192", 8192),
      ("global_batch", "4M tokens", 4 << 20), ("global_batch", "4e6", 4_000_000), ("global_batch", "1,048,576", 1 << 20), ("gpu_mem_gb", "80GB", 80),
      ("gpu_mem_gb", "80 GiB", 80), ("gpu_mem_gb", "big", None), ("params", "8.03B", 8_030_000_000), ("params", "124M", 124_000_000), ("vocab_size", "32k", 32000),
-     ("gpus", "16x H100", 16), ("gpus", "2 nodes x 8 GPUs", 16), ("gpus", "8xA100-80GB", 8), ("gpus", "16 H100 SXM", 16), ("seq_len", "8 192", 8192),
+     ("gpus", "16x H100", 16), ("gpus", "2 nodes x 8 GPUs", 16), ("gpus", "2 nodes", None), ("gpus", "8xA100-80GB", 8), ("gpus", "16 H100 SXM", 16), ("seq_len", "8 192", 8192),
      ("tp", "TP=2", 2), ("tp", "TP8", 8), ("etp", "ETP 2", 2), ("micro_batch", "4/GPU", 4), ("micro_batch", "2 per GPU", 2), ("tp", "8-way", 8), ("grad_accum", "8 steps", 8), ("step_time_s", "1,250 ms", 1.25), ("step_time_s", "1.25 s/it", 1.25), ("global_batch", "4M tok", 4 << 20),
      ("tp", "auto", None), ("ffn_hidden", "0", None), ("vp", "nan", None), ("step_time_s", "1.25 s", 1.25), ("step_time_s", "~2", 2.0),
      ("seq_len", "131k", 131072), ("seq_len", "33K", 32768), ("seq_len", "1.5k", 1536), ("global_batch", "0.5M tokens", 1 << 19), ("global_batch", "1.6M tokens", 1_600_000), ("global_batch", "2.1M", 2_100_000)],
