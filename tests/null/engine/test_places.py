@@ -125,6 +125,8 @@ def steps(on: str, split: dict[str, Any], more: dict[str, Any]) -> tuple[int, li
         ("2x gcp-a2", {"dp_shard": 16, "zero": 1}, 1),
         ("4x gb200-nvl72", {"dp_shard": 64, "dp_replicate": 4, "zero": 3}, 64),
         ("4x dgx-a100:6", {"dp_shard": 8, "dp_replicate": 2, "zero": 3}, 16),
+        ("3x gb200-nvl72:12", {"tp": 4, "pp": 4, "dp_shard": 2, "zero": 1}, 8),
+        ("2x gb200-nvl72:36", {"tp": 2, "pp": 4, "dp_shard": 8, "zero": 1}, 8),
     ],
     ids=str,
 )
