@@ -101,8 +101,10 @@ def test_each_linear_has_an_adapter_of_its_own() -> None:
 
     def trained(fused: bool) -> int:
         framework = PLAIN.but(linears={"fused_projections": fused})
-        network = describe(replace(spec, lora=Lora(rank=16)), Shape(micro=1, seq=1024), framework)
-        return sum(p.params for _, block in network.blocks for p in block.parts if not p.frozen)
+        tuned, base = (describe(one, Shape(micro=1, seq=1024), framework) for one in (replace(spec, lora=Lora(rank=16)), spec))
+        found = sum(p.params for _, block in tuned.blocks for p in block.parts if not p.frozen)
+        assert tuned.parameters == base.parameters + found
+        return found
 
     assert trained(fused=False) == 13_631_488
     assert trained(fused=True) == 32 * 16 * (4096 + 6144 + 4096 + 4096)
