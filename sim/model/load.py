@@ -43,13 +43,14 @@ def load_model(name_or_path: str) -> ModelSpec:
         raise BadInput(
             f"model file {path}: its name must end in .json (a Hugging Face config, a captured model) or .toml (the fields of [model])"
         )
-    return _preset(_shipped(name_or_path))
+    return _preset(name_or_path)
 
 
 def _shipped(name: str) -> str:
-    """The shipped name of a model: meta-llama/Llama-3.1-8B-Instruct without its owner, and what it was tuned for, which changes no layer."""
+    """The shipped name of a model, "" where there is none: meta-llama/Llama-3.1-8B-Instruct without its owner, and what it was tuned for, which
+    changes no layer."""
     names, plain = _plain_names(), _plain(name.rpartition("/")[2])
-    return names.get(plain) or names.get(re.sub(r"(hf|chat|instruct|base)+$", "", plain)) or name
+    return names.get(plain) or names.get(re.sub(r"(hf|chat|instruct|base)+$", "", plain), "")
 
 
 @cache
@@ -101,6 +102,8 @@ def _preset(name_or_path: str) -> ModelSpec:
         text = path.read_text("utf-8")
         if header in text:
             return _spec(tomllib.loads(text)[name_or_path], f"sim/model/presets/{path.name}: {name_or_path}", name_or_path)
+    if shipped := _shipped(name_or_path):  # last: it reads all presets
+        return _preset(shipped)
     raise UnknownName("model", name_or_path, models())
 
 
