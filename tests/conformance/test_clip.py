@@ -9,15 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
-
 from executor.recording.capture import Input, capture  # noqa: E402
 from sim.model import Network, describe, load_model  # noqa: E402
 from sim.model.specs.clip import Clip  # noqa: E402
-from sim.work import Attention, MemoryBound  # noqa: E402
+from sim.work import MemoryBound  # noqa: E402
 from tests.conformance import clip_modules as modules  # noqa: E402
 from tests.conformance.test_diffusion import PLAIN, SHAPE  # noqa: E402
-from tests.conformance.test_pictures import forward_flops, hold_kept, works_of  # noqa: E402
+from tests.conformance.test_pictures import hold_kept, hold_whole, works_of  # noqa: E402
 
 APART = PLAIN.but(elementwise={"norm_kernels": "apart"})
 SMALL = Clip(
@@ -57,20 +55,8 @@ WHOLE: dict[str, tuple[type[torch.nn.Module], dict[str, int]]] = {
 @pytest.mark.no_cover
 @pytest.mark.parametrize("name", WHOLE)
 def test_presets_are_torch_s(name: str) -> None:
-    """Whole models on the meta device, forward and backward. There attention is written out, whose backward is two forwards: a fused one makes the
-    scores once more."""
-    network = describe(load_model(name), SHAPE, PLAIN)
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        model = WHOLE[name][0](**WHOLE[name][1])
-        loss = model(torch.empty(2, 3, 224, 224))
-        forward = counter.get_total_flops()
-        loss.backward()
-    assert network.parameters == sum(p.numel() for p in model.parameters())
-    assert forward_flops(network) == forward
-    works = works_of(network)
-    once = {id(w): 0.8 for w in works if isinstance(w, Attention) and w.backward}
-    total = sum(w.flops * once.get(id(w), 1.0) for w in works if not isinstance(w, MemoryBound))
-    assert total == pytest.approx(counter.get_total_flops(), rel=1e-9)
+    build, sizes = WHOLE[name]
+    hold_whole(describe(load_model(name), SHAPE, PLAIN), lambda: build(**sizes), 2, 3, 224, 224)
 
 
 SIZES = {"image": 64, "patch": 8, "layers": 2, "h": 96, "heads": 4, "ffn": 224, "vocab": 500, "tokens": 24}

@@ -18,7 +18,7 @@ from executor.recording.capture import Input, capture  # noqa: E402
 from sim.framework.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Shape, describe, load_model  # noqa: E402
 from sim.model.specs.spec import ConvNext, EfficientNet, UNet  # noqa: E402
-from sim.work import Conv, MemoryBound, Work  # noqa: E402
+from sim.work import Attention, Conv, MemoryBound, Work  # noqa: E402
 from tests.conformance import picture_modules as modules  # noqa: E402
 
 PLAIN = Framework(name="plain", source="test").but(
@@ -38,6 +38,22 @@ WHOLE: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 def forward_flops(network: Network) -> float:
     return sum(w.flops for _, b in network.blocks for part in b.parts for w in part.forward if not isinstance(w, MemoryBound))
+
+
+def hold_whole(network: Network, build: Callable[[], nn.Module], *shape: int) -> None:
+    """Parameters and FLOPs of a whole model on the meta device, forward and backward of its loss on an input of `shape`. There attention is written
+    out, whose backward is two forwards: a fused one makes the scores once more."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        model = build()
+        loss = model(torch.empty(*shape))
+        forward = counter.get_total_flops()
+        loss.backward()
+    assert network.parameters == sum(p.numel() for p in model.parameters())
+    assert forward_flops(network) == forward
+    works = works_of(network)
+    once = {id(w): 0.8 for w in works if isinstance(w, Attention) and w.backward}
+    total = sum(w.flops * once.get(id(w), 1.0) for w in works if not isinstance(w, MemoryBound))
+    assert total == pytest.approx(counter.get_total_flops(), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", WHOLE)

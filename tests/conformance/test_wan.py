@@ -8,15 +8,13 @@ from msgspec.structs import replace
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
-
 from executor.recording.capture import Input, capture  # noqa: E402
 from sim.model import Network, describe, load_model  # noqa: E402
 from sim.model.specs.diffusion import Wan  # noqa: E402
-from sim.work import Attention, MemoryBound  # noqa: E402
+from sim.work import Attention  # noqa: E402
 from tests.conformance import wan_modules as modules  # noqa: E402
 from tests.conformance.test_diffusion import PLAIN, SHAPE  # noqa: E402
-from tests.conformance.test_pictures import forward_flops, hold_bytes, hold_kept, products, works_of  # noqa: E402
+from tests.conformance.test_pictures import hold_bytes, hold_kept, hold_whole, products, works_of  # noqa: E402
 
 SMALL = Wan(layers=2, hidden=96, heads=4, ffn=224, text=11, context=80, frames=9, height=128, width=160)
 
@@ -24,19 +22,7 @@ SMALL = Wan(layers=2, hidden=96, heads=4, ffn=224, text=11, context=80, frames=9
 @pytest.mark.no_cover
 @pytest.mark.parametrize(("name", "width", "side"), [("wan2.1-t2v-1.3b", (30, 1536, 12, 8960), (60, 104)), ("wan2.1-t2v-14b", (40, 5120, 40, 13824), (90, 160))])  # fmt: skip
 def test_presets_are_torch_s(name: str, width: tuple[int, int, int, int], side: tuple[int, int]) -> None:
-    """A whole video on the meta device. There attention is written out, whose backward is two forwards: a fused one makes the scores once more."""
-    network = describe(load_model(name), SHAPE, PLAIN)
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        model = modules.Wan(*width)
-        loss = model(torch.empty(2, 16, 21, *side))
-        forward = counter.get_total_flops()
-        loss.backward()
-    assert network.parameters == sum(p.numel() for p in model.parameters())
-    assert forward_flops(network) == forward
-    works = works_of(network)
-    once = {id(w): 0.8 for w in works if isinstance(w, Attention) and w.backward}
-    total = sum(w.flops * once.get(id(w), 1.0) for w in works if not isinstance(w, MemoryBound))
-    assert total == pytest.approx(counter.get_total_flops(), rel=1e-9)
+    hold_whole(describe(load_model(name), SHAPE, PLAIN), lambda: modules.Wan(*width), 2, 16, 21, *side)
 
 
 @pytest.fixture(scope="module", params=["fp32", "bf16"])

@@ -6,10 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from sim.framework.framework import load_framework
-from sim.model import Network, Part, Shape, describe, load_model
+from sim.model import Network, Shape, describe, load_model
 from sim.plan import Batch, Data, Memory, Parallel, Plan
 from sim.predict import predict
 from sim.work import Conv, MemoryBound
+from tests.null.model.test_mask_rcnn import part
 from topologies.errors import Refused
 
 FRAMEWORK = load_framework("pytorch-detection")
@@ -19,10 +20,6 @@ PLACES = 100**2 + 50**2 + 25**2 + 13**2 + 7**2
 
 def network(micro: int = 2, precision: str = "fp16", **changes: object) -> Network:
     return describe(replace(MODEL, **changes), Shape(micro=micro, seq=1, precision=precision), FRAMEWORK)
-
-
-def part(found: Network, block: str, name: str) -> Part:
-    return next(part for part in dict(found.blocks)[block].parts if part.name == name)
 
 
 def test_parameters_by_section() -> None:
