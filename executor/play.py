@@ -25,8 +25,9 @@ from topologies.errors import BadInput, Refused, RunFailed
 
 FILE = 8 << 20
 """Bytes of the file that disk reads go through, again and again."""
-WATCHED = 3
-"""Passes on CUDA, after those whose steps are timed, that have events around every op: spans come from one of them."""
+WATCHED = 4
+"""Passes on CUDA, after those whose steps are timed, that have events around every op: spans come from one of them. The first of a rank alone
+tells how long ops are where none waits for the host, and takes longest."""
 
 QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 """Lanes and communicators are a dozen streams and more. Of CUDA's own 8 queues to the device some would be shared, and what stands in one
@@ -143,7 +144,7 @@ def play(world: World, request: Request) -> RankResult:
         step_times += _step_times(ends) if turn and (not request.plain or turn <= request.plain) else []
     world.beat.phase("collecting spans")
     lengths = {turn: marks[-1][1] - marks[0][0] for turn, marks in enumerate(passes) if marks and (turn or request.turns == 1)}
-    chosen = _agreed(world, sorted(lengths, key=lambda turn: lengths[turn])[len(lengths) // 2] if lengths else 0)
+    chosen = _agreed(world, sorted(lengths, key=lambda turn: lengths[turn])[(len(lengths) - 1) // 2] if lengths else 0)
     spans = _spans(program, world.rank, HOST, passes[chosen])
     for other in beside:
         times = other.times(world.stall)[chosen]

@@ -167,6 +167,7 @@ def _alone(world: World) -> list[Callable[[Bench], None]]:
     from executor.probes import device, kernels
     from executor.probes.ddp import ddp
     from executor.probes.host import dispatch
+    from executor.probes.in_step import in_step
     from executor.probes.input import files, loader
     from executor.probes.optimizers import optimizers
     from executor.probes.sharded import sharded
@@ -176,7 +177,8 @@ def _alone(world: World) -> list[Callable[[Bench], None]]:
         if world.kind == "cuda"
         else [kernels.gemms, kernels.memory_bound, kernels.attention, kernels.convolutions]
     )
-    return [*of_device, kernels.copies, dispatch, optimizers, ddp, sharded, loader, files]
+    in_context = [in_step] if world.kind == "cuda" else []  # on a CPU all host work is timed with other work between
+    return [*of_device, kernels.copies, dispatch, optimizers, *in_context, ddp, sharded, loader, files]
 
 
 def _only_together() -> list[Callable[[Bench], None]]:

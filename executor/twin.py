@@ -25,7 +25,7 @@ from sim.files.machinefile import machine_files
 from sim.files.runs import write_json
 from sim.plan import Plan
 from sim.predict import predict_setting
-from sim.program import Program
+from sim.program import HOST, Program
 from sim.result.prediction import Prediction
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
@@ -159,8 +159,13 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
 
 
 def host_seconds(program: Program, pricer: Any) -> dict[str, float]:
-    """What each host op lasts, by its id inside its segment: the player spins for so long."""
-    return {op.id: pricer.local(op, 0).seconds for ops in program.segments.values() for op in ops if op.kind == "host"}
+    """What each host op lasts, by its id inside its segment: the player spins for so long. Of what is launched on a GPU the host's share."""
+    found: dict[str, float] = {}
+    for op in (op for ops in program.segments.values() for op in ops):
+        if op.kind == "host" or (program.device == "cuda" and op.lane != HOST):
+            cost = pricer.local(op, 0)
+            found[op.id] = cost.seconds if op.kind == "host" else cost.host
+    return found
 
 
 def _notes(found: dict[str, Comparison]) -> list[str]:

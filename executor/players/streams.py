@@ -1,24 +1,24 @@
 """The player on CUDA: every lane is a stream, `record` and `wait` are CUDA events, collectives run on NCCL.
 
 Times of ops come from events around each, read after the pass, less what two events around a kernel read beside it; nothing synchronises inside
-it but what the program says. A kernel's span begins when its stream is free and the host has come to it, so where the host is late the span holds
-the launch as well. Two events around each op take some microseconds of the host and one or two of the device: passes whose steps are timed have
-none but at the steps' ends.
+it but what the program says. Where the host is late, the first event is passed before the kernel is there, and the two hold its launch as well: of
+such an op the length is taken that it has in a pass whose kernels stand ready behind the host (`_stood`). Two events around each op take some
+microseconds of the host and one or two of the device: passes whose steps are timed have none but at the steps' ends.
 
-What the player itself spends on an op, a microsecond or two, would come on top of the program's host ops where launches are what a step waits
-for: it is timed once, and the next host op is so much shorter. So is what a kernel that is repeated takes longer from Python than from the loop
-in C++ that launches it in training (lists of the optimizer, DDP's buckets), which is what the program's times say.
+A launch takes the host as long as the program's times say, which are those of a training step: there it goes through modules and autograd, finds
+caches and branch predictors full of other code, and lists of the optimizer are launched by a loop in C++. Here it is a bare call: the host spins for
+what is left of its time, and what a call takes longer is taken off the next ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import torch
-from msgspec.structs import replace
 
 from executor.arena import Arena, free_memory, of_gpu
 from executor.device_times import around
@@ -34,8 +34,10 @@ from topologies.errors import Refused
 
 _DEVICE = ("compute", "copy", "collective", "send", "recv")
 _FILE = ("disk", "store")
-_ROUNDS, _OPS = 5, 100
-"""Of ops that do nothing, by which the player's own time is told."""
+_READY = 100
+"""Ops that stand ready at a time behind a stream that is held: of more, with their events, the queue to the device would be full."""
+_HOLD = 30_000_000
+"""Cycles, 10 ms of the fastest clock: in so long a host launches `_READY` ops, a multi-tensor update of some hundred kernels among them."""
 POOL = 32
 """Streams of one priority on a device; torch gives them out in turn, to communicators of NCCL too (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
 _KEPT = 16
@@ -57,18 +59,6 @@ def refuse_aliases(lanes: set[str], groups: dict[tuple[str, str], Group]) -> Non
         )
 
 
-def _timed(call: Callable[[], object]) -> float:
-    begin = now()
-    for _ in range(_OPS):
-        call()
-    return (now() - begin) / _OPS
-
-
-def _more(op: Op) -> int:
-    """Launches of an op beside the first of each of its kernels."""
-    return sum(work.repeat - 1 for work in op.works) if op.kind == "compute" else 0
-
-
 class StreamPlayer(Player):
     """One CUDA rank's host thread."""
 
@@ -88,10 +78,12 @@ class StreamPlayer(Player):
         self._queued = {id(op) for _, op in program.ops(world.rank, HOST) if op.lane != HOST and op.kind in _DEVICE and op.how not in _FILE}
         """id(op) of what is launched on a stream."""
         self._tags: Counter[tuple[str, str, int]] = Counter()
-        self._own, self._owed = 0.0, 0.0
-        """Host seconds that the player spends on an op beside what the op does, and those that no host op has been shortened by yet."""
-        self._again = 0.0
-        """Host seconds by which one more launch of a repeated kernel takes longer here than from C++."""
+        self._meant = {id(op): seconds(op) for _, op in program.ops(world.rank, HOST)}
+        """id(op): host seconds that it takes, of what is launched those of its launch."""
+        self._owed = 0.0
+        """Host seconds that calls have taken longer than they are meant to, and that nothing has been shortened by yet."""
+        self._lengths: list[float | None] | None = None
+        """Of each op the device seconds where nothing waits for the host; None: no such pass has been made."""
         groups = make_groups(program, world.rank, apart=world.kind == "cuda")
         refuse_aliases({op.lane for _, op in program.ops(world.rank, HOST)} - {HOST}, groups)
         connect(program, groups, world.rank, world.device)
@@ -105,51 +97,28 @@ class StreamPlayer(Player):
                     self._bodies[id(op)] = self._make(op, arena, groups, seconds, file)
                     world.beat.touch()
             self._to(HOST)
-        self._own = self._overhead()
         self._cuda.synchronize()
         # All that was prepared has left it idle: at a sixth of the clock it would take longer to write moments down, too.
         wake(self._cuda.device)
         small = arena.recent(_SMALL)
-        self._again = self._loops(lambda: torch.mul(small, 0.5))
         self._around = around(self._cuda, lambda: torch.add(small, small))
 
     def serve(self, turns: int) -> Sequence[Beside]:
         """None: programs with a server are refused on GPUs."""
         return []
 
-    def _overhead(self) -> float:
-        """Of an op that does nothing, by the fastest of some rounds: Python's own housekeeping comes between."""
-        found, at = next(iter(self._program.ops(self._world.rank, HOST)))
-        op = replace(at, kind="compute", lane=next(iter(self._streams), HOST), blocking=False)
-        if op.lane == HOST:
-            return 0.0
-        self._bodies[id(op)] = lambda: None
-        self._queued.add(id(op))
-        rounds = [self._round([(found, op)] * _OPS) for _ in range(_ROUNDS)]
-        self._queued.discard(id(op))
-        del self._bodies[id(op)]
-        self._to(HOST)
-        return min(rounds)
-
-    def _loops(self, kernel: Callable[[], object]) -> float:
-        """What a call from Python takes beside its launch, by the fastest of some rounds."""
-        called, launched = (min(_timed(call) for _ in range(_ROUNDS)) for call in (kernel, lambda: self._cuda.hold(1)))
-        self._cuda.synchronize()
-        return max(0.0, called - launched)
-
-    def _round(self, ops: list[tuple[Call, Op]]) -> float:
-        begin, host = now(), list[tuple[float, float]]()
-        for call, op in ops:
-            start = now()
-            self._one(call, op, 0, None)
-            host.append((start, now()))
-        return (now() - begin) / len(ops)
-
     def _spin(self, length: float) -> None:
-        """As long as a host op lasts, less what the player has spent on the ops before."""
+        """As long as a host op lasts, less what is owed."""
         paid = min(length, self._owed)
         self._owed -= paid
         spin(length - paid)
+
+    def _paid(self, op: Op, spent: float) -> None:
+        """The host goes on when a launch has taken its time."""
+        self._owed += spent - self._meant.get(id(op), spent)
+        if self._owed < 0.0:
+            spin(-self._owed)
+            self._owed = 0.0
 
     def _to(self, lane: str) -> None:
         """Makes a lane's stream the current one: changing it costs microseconds, so only where it is another."""
@@ -163,7 +132,7 @@ class StreamPlayer(Player):
             calls = [body(work, arena) for work in op.works]
             return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
         if op.kind == "host":
-            length = seconds(op)
+            length = self._meant[id(op)]
             return lambda: self._spin(length)
         if op.kind == "copy":
             return self._copy(op, arena, file)
@@ -195,21 +164,24 @@ class StreamPlayer(Player):
     def run(
         self, ops: list[tuple[Call, Op]], turn: int, watched: bool = True
     ) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
-        """One pass. Events are read after the device has passed all of them, and used again in the next pass; `watched`: each op has two."""
+        """One pass. Events are read after the device has passed all of them, and used again in the next pass; `watched`: each op has two. The first
+        such pass of a rank alone tells the ops' lengths: its steps take as long as they may."""
+        if watched and not self._pairs:
+            self._pairs = [self._pair(op) for _, op in ops]
+        stood = watched and self._lengths is None and self._world.size == 1
         self._cuda.synchronize()
         zero = self._cuda.event()
         zero.record()
         zero.synchronize()
-        origin, self._owed = now(), 0.0
+        origin, self._owed = now(), math.inf if stood else 0.0  # with endless time to be taken off, the host rushes through
         host: list[tuple[float, float]] = []
         marks: list[tuple[int, torch.cuda.Event]] = []
-        if watched and not self._pairs:
-            self._pairs = [self._pair(op) for _, op in ops]
+        ready = 0
         for i, (call, op) in enumerate(ops):
+            if stood:
+                ready = self._stood(op, ready)
             start = now()
-            self._one(call, op, turn, self._pairs[i] if watched else None)
-            host.append((start, now()))
-            self._owed += self._own + self._again * _more(op) if op.lane != HOST else 0.0
+            host.append((start, self._one(call, op, turn, self._pairs[i] if watched else None)))
             if i + 1 == len(ops) or ops[i + 1][0].step != call.step:
                 marks.append((call.step, self._step_end()))
                 self._world.beat.phase(f"turn {turn}, step {call.step}")
@@ -218,14 +190,37 @@ class StreamPlayer(Player):
         ends = [(-1, origin), *((step, origin + zero.elapsed_time(event) * 1e-3) for step, event in marks)]
         for (_, before), (_, after) in pairwise(ends):
             self._world.beat.step(after - before)
-        found = []
-        for (start, end), pair in zip(host, self._pairs, strict=True) if watched else ():
-            if pair is not None:
-                begin, until = (origin + zero.elapsed_time(event) * 1e-3 for event in pair)
-                found.append((begin, max(begin, until - self._around), start))
-            else:
-                found.append((start, end, start))
+        found = [self._span(at, origin, zero, i) for i, at in enumerate(host)] if watched else []
+        if stood:
+            self._lengths = [
+                until - begin if pair is not None else None for (begin, until, _), pair in zip(found, self._pairs, strict=True)
+            ]
         return found, ends
+
+    def _span(self, host: tuple[float, float], origin: float, zero: torch.cuda.Event, i: int) -> tuple[float, float, float]:
+        """(start, end, issued) of the i-th op of a pass, which the host has begun and ended with at the moments `host`."""
+        (issued, through), pair = host, self._pairs[i]
+        if pair is None:
+            return issued, through, issued
+        begin, until = (origin + zero.elapsed_time(event) * 1e-3 for event in pair)
+        until = max(begin, until - self._around)
+        length = self._lengths[i] if self._lengths is not None else None
+        if length is not None and begin < through:  # the device stood there before all of it was launched
+            begin = max(begin, min(through, until - length))
+        return begin, until, issued
+
+    def _stood(self, op: Op, ready: int) -> int:
+        """How many more ops find the streams held after this one, in a pass whose kernels stand ready behind the host. What the host waits for ends
+        that. For ranks alone: another one might wait for what stands here."""
+        if id(op) not in self._queued:
+            return 0 if op.kind == "sync" or (op.kind == "wait" and op.lane == HOST) else ready
+        if not ready:
+            self._cuda.synchronize()
+            for lane in self._streams:
+                self._to(lane)
+                self._cuda.hold(_HOLD)
+            ready = _READY
+        return 0 if op.blocking or op.how == "pageable" else ready - 1
 
     def _pair(self, op: Op) -> Pair | None:
         return (self._cuda.event(), self._cuda.event()) if id(op) in self._queued else None
@@ -236,11 +231,17 @@ class StreamPlayer(Player):
         event.record(self._streams.get("compute", self._cuda.default()))
         return event
 
-    def _one(self, call: Call, op: Op, turn: int, pair: Pair | None) -> None:
+    def _one(self, call: Call, op: Op, turn: int, pair: Pair | None) -> float:
+        """Runs or launches an op. The moment at which that was done, before the host waits for anything."""
+        begin = now()
         if op.kind in ("record", "wait", "sync"):
             self._order(call, op, turn)
+            through = now()
+            if op.kind != "sync" and op.lane != HOST:
+                self._paid(op, through - begin)
         elif id(op) not in self._queued:
             self._bodies[id(op)]()
+            through = now()
         else:
             stream = self._streams[op.lane]
             self._to(op.lane)
@@ -249,8 +250,12 @@ class StreamPlayer(Player):
             self._made.append(self._bodies[id(op)]())
             if pair is not None:
                 pair[1].record(stream)
+            through = now()
+            if op.how != "pageable":  # there the host waits for the copy
+                self._paid(op, through - begin)
             if op.blocking:
                 stream.synchronize()
+        return through
 
     def _order(self, call: Call, op: Op, turn: int) -> None:
         if op.kind == "record":

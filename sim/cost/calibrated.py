@@ -34,6 +34,9 @@ HOST_WORK = (
 )  # fmt: skip
 """Rows of the table of host work that stand for one unit of it. Of a GPU `log` and `optimizer_step` hold a copy and launches too, which a
 program has as ops of their own."""
+LOOPED = ("kernel", "launch", "view", "module", "autograd", "accumulate", "optimizer")
+"""Those of a layer and its parameters that are timed in loops of their own. In a step they all take `in_step` times as long, but for bare launches
+of C++, which are such loops."""
 _SAME = {"node": "autograd"}
 """What is timed as autograd's node are torch's own operators."""
 
@@ -65,6 +68,8 @@ class CalibratedPricer(MeasuredPricer):
         self._calibration, self._table = calibration, prices(calibration)
         # What was timed is eager PyTorch: compiled frameworks and those with their own modules spend other times.
         measured = {s.name: s.median for s in calibration.rows("host") if s.name in HOST_WORK} if self.host == "python" else {}
+        longer, _ = calibration.host_seconds("in_step", 1.0)
+        measured |= {what: longer * measured[what] for what in LOOPED if what in measured and what != "launch"}
         self._own = measured | {what: measured[as_] for what, as_ in _SAME.items() if as_ in measured}
         self._copies = {name: calibration.curve("copy", name) for name in {s.name for s in calibration.rows("copy")}}
         self._sent = {

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from executor import play
 from executor.players.communication import pairs
@@ -19,7 +18,6 @@ from sim.framework.chosen import framework_of
 from sim.lower.step import lower
 from sim.program import HOST, Program
 from sim.setting.bind import network_of
-from sim.work import HostWork, MemoryBound
 from tests.gloo.gpu_standin import StandIn, StandInEvent, alone
 from topologies.errors import Refused
 
@@ -204,34 +202,58 @@ def test_watched_passes_give_spans_and_the_others_steps(tmp_path: Path, monkeypa
     assert len(found.spans) == len(list(program.ops(0, HOST))) and {span.end - span.start for span in found.spans} == {2.0}
 
 
-def test_what_the_player_spends_itself_is_taken_off_the_next_host_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two microseconds an op would make every launch-bound step longer than its program."""
+def test_a_launch_takes_the_host_as_long_as_the_program_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bare call is shorter than a training step's, an event or a list that Python walks may be longer: a launch-bound step is neither shorter nor
+    longer for it."""
     player, _, ops, _, _ = _play(BASE, tmp_path)
-    assert player._own > 0.0
     spun: list[float] = []
     monkeypatch.setattr("executor.players.streams.spin", spun.append)
-    assert player._again >= 0.0
-    player._own, player._owed, player._again = 2e-6, 5e-6, 0.0
+    player._owed = 5e-6
     player._spin(3e-6)
     player._spin(10e-6)
     assert spun == [pytest.approx(0.0, abs=1e-12), pytest.approx(8e-6)], "never less than nothing: what is left is taken off the next"
+    _, op = next((call, op) for call, op in ops if op.kind == "compute")
     spun.clear()
-    player.run(ops, 2, watched=False)
-    length = [op for _, op in ops if op.kind == "host"]
-    assert len(spun) == len(length) and player._owed > 0, "host ops here last next to nothing, so that all is owed"
-    assert not any(work.seconds for op in length for work in op.works if isinstance(work, HostWork))
-    assert player._owed == pytest.approx(2e-6 * sum(op.lane != HOST for _, op in ops))
+    player._owed, player._meant[id(op)] = 2e-6, 10e-6
+    player._paid(op, 3e-6)
+    assert spun == [pytest.approx(5e-6)] and player._owed == 0.0, "what is left of its time, less what was owed"
+    player._paid(op, 14e-6)
+    assert len(spun) == 1 and player._owed == pytest.approx(4e-6)
+    assert {id(op) for _, op in ops} <= player._meant.keys()
 
 
-def test_launches_that_training_makes_from_cpp_are_taken_off_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DDP copies each gradient of a bucket from C++; here Python launches as many."""
-    player, _, ops, _, _ = _play(BASE, tmp_path)
-    call, op = next((call, op) for call, op in ops if op.kind == "compute" and isinstance(op.works[0], MemoryBound))
-    many = replace(op, works=(replace(op.works[0], repeat=20), op.works[0]))
-    player._bodies[id(many)] = lambda: None
-    player._queued.add(id(many))
-    player._own, player._again = 1e-6, 2e-6
-    player.run([(call, many)], 2, watched=False)
-    assert player._owed == pytest.approx(1e-6 + 19 * 2e-6)
-    monkeypatch.setattr("executor.players.streams._timed", lambda call: 5e-6 if "hold" not in call.__code__.co_names else 3e-6)
-    assert player._loops(lambda: None) == pytest.approx(2e-6)
+def test_lengths_are_told_where_nothing_waits_for_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first watched pass of a rank alone holds its streams now and then, and spins for no host op; the next ones begin late ops by its lengths."""
+    program, cuda = _program(CASES["output"]), StandIn()
+    file = tmp_path / "read.bin"
+    file.write_bytes(bytes(1 << 16))
+    player = StreamPlayer(alone(tmp_path), program, Crossing(program, 0), lambda op: 1e-3, file, cuda)
+    ops = list(program.ops(0, HOST))
+    held, spun = list[int](), list[float]()
+    monkeypatch.setattr(cuda, "hold", held.append)
+    monkeypatch.setattr("executor.players.streams.spin", spun.append)
+    player.run(ops, 0, watched=False)
+    assert not held and sum(spun) > 1e-3
+    spun.clear()
+    player.run(ops, 1)
+    waits = sum(op.blocking or op.kind == "sync" or op.how == "pageable" for _, op in ops)
+    assert waits and len(player._streams) < len(held) <= len(player._streams) * (1 + waits + len(ops) // 100)
+    assert sum(spun) == 0.0 and player._lengths is not None
+    assert [length is None for length in player._lengths] == [pair is None for pair in player._pairs]
+    count = len(held)
+    launched = player._one
+    monkeypatch.setattr(player, "_one", lambda *of: launched(*of) + 1e6)  # the host is late with every op
+    player._lengths, player._around = [0.0 if length is not None else None for length in player._lengths], 0.0
+    found, _ = player.run(ops, 2)
+    assert len(held) == count, "once"
+    late = [end - start for (start, end, _), pair in zip(found, player._pairs, strict=True) if pair is not None]
+    assert late and max(late) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_ranks_that_meet_are_never_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that stands would wait for another that waits for it."""
+    player, cuda, ops, _, _ = _play(BASE, tmp_path)
+    player._lengths, player._world.size = None, 2
+    monkeypatch.setattr(cuda, "hold", lambda cycles: pytest.fail("held"))
+    player.run(ops, 2)
+    assert player._lengths is None

@@ -62,6 +62,17 @@ def test_the_hosts_share_is_the_machines_own() -> None:
     assert catalog.local(nodes, 0).source == "fitted"
 
 
+def test_in_a_step_host_work_takes_longer_than_in_loops_of_its_own() -> None:
+    rows = (*HOSTED.tables["host"], row("launch", (), 2e-6), row("in_step", (), 1.8))
+    own, _ = pricers(calibrated(host=rows))
+    norm = MemoryBound("layernorm", 4096, 4096, "bf16", rows=2)
+    assert own.local(Op("p", "compute", COMPUTE, (norm,)), 0).host == pytest.approx(36e-6)
+    many = Op("m", "compute", COMPUTE, (replace(norm, repeat=3),))
+    assert own.local(many, 0).host == pytest.approx(40e-6), "a loop of C++ is as it was timed"
+    assert own.local(Op("h", "host", HOST, (HostWork("autograd", 2),)), 0).seconds == pytest.approx(1.8 * 22e-6)
+    assert own.local(Op("e", "record", COMPUTE, event="x"), 0).host == 3e-6
+
+
 def test_what_holds_more_than_the_work_itself_stays_as_the_catalog_says() -> None:
     """`.item()` was timed with its copy, an optimizer's call with its launches: a program has these as ops of their own."""
     own, catalog = pricers(HOSTED)
