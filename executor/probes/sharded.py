@@ -26,15 +26,17 @@ _TENSORS = (2, 8)
 
 
 def sharded(bench: Bench) -> None:
-    """FSDP2 by unit and parameter, DTensor by linear and norm, an optimizer of DTensors; nothing where one rank is all there is."""
-    if bench.world.size == 1:
+    """FSDP2 by unit and parameter, DTensor by linear and norm, an optimizer of DTensors. One rank has nobody to split linears with; a GPU's may ask
+    FSDP2 for a mesh of one all the same."""
+    if bench.world.size == 1 and bench.world.kind != "cuda":
         return
     bench.phase("FSDP2 and DTensor on the host")
     mesh = _mesh(bench)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fake backend has no device of its own
         _fsdp(bench, mesh)
-        _tensor_parallel(bench, mesh)
+        if bench.world.size > 1:
+            _tensor_parallel(bench, mesh)
         _optimizers(bench, mesh)
 
 
@@ -85,7 +87,8 @@ def _apart(bench: Bench, blocks: Iterable[nn.Module]) -> nn.Sequential:
 
 
 def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
-    """Two passes of a unit (two gathers, one reduction, and the copies into and out of their buffers, which lowering names)."""
+    """Two passes of a unit (two gathers, one reduction, and the copies into and out of their buffers, which lowering names). Over a mesh of one
+    nothing is gathered or scattered (torch 2.11, _fsdp_param_group.py), and copied all the same."""
     from torch.distributed.fsdp import fully_shard
 
     x = torch.ones(_WIDTH, device=bench.world.device)
@@ -103,8 +106,10 @@ def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
     few, many = (_per_block(bench, model(n, True), x) - _per_block(bench, model(n, False), x) for n in _TENSORS)
     parameter = max(1e-7, (many - few) / (_TENSORS[1] - _TENSORS[0]))
     part, full = torch.ones(_WIDTH, device=x.device), torch.ones(_WIDTH * mesh.size(), device=x.device)
-    gather = middle(bench.times([lambda: all_gather(full, part, group=mesh.get_group())]))
-    scatter = middle(bench.times([lambda: reduce_scatter(part, full, group=mesh.get_group())]))
+    gather = scatter = 0.0
+    if mesh.size() > 1:
+        gather = middle(bench.times([lambda: all_gather(full, part, group=mesh.get_group())]))
+        scatter = middle(bench.times([lambda: reduce_scatter(part, full, group=mesh.get_group())]))
     copies = 5 * middle(bench.times([lambda: full.add_(1.0)]))
     bench.add("host", "fsdp_parameter", "", (), [parameter / 2])
     bench.add("host", "fsdp_unit", "", (), [max(1e-6, few - _TENSORS[0] * parameter - 2 * gather - scatter - copies) / 2])

@@ -37,7 +37,8 @@ def probe(site: Site) -> None:
 
 
 def calibration_of(case: Case, site: Site) -> Path:
-    """The calibration that this plan's ranks predict from: kernels of one rank, with the collectives of as many as the plan has.
+    """The calibration that this plan's ranks predict from: kernels of one rank, with the collectives of as many as the plan has, on the GPUs that they
+    have.
 
     Raises `RunFailed` where the machine, or so many ranks, could not be probed.
     """
@@ -45,9 +46,10 @@ def calibration_of(case: Case, site: Site) -> Path:
         raise RunFailed(why)
     one = site.folder / ONE
     base = load_calibration(one)  # `probe` has seen to it
-    if (case.where != "node" and site.device == "cuda") or case.plan.world == 1:
+    if case.plan.world == 1:
         return one
-    path = site.folder / f"calibration-{case.plan.world}.toml"
+    # Ranks that share a GPU talk through gloo, as many as they are through NCCL.
+    path = site.folder / f"calibration-{case.plan.world}{'-shared' if case.where == 'shared' and site.device == 'cuda' else ''}.toml"
     if not path.is_file() or path.stat().st_mtime < one.stat().st_mtime:
         site.say(f"probing collectives over {case.plan.world} ranks ...")
         try:

@@ -125,10 +125,6 @@ def notes(case: Case, setting: Setting) -> tuple[str, ...]:
         found.append(f"attention by {setting.framework.attention.kernels}'s kernels, which this torch chooses on such a GPU")
     if case.where == "shared":
         found.append("predicted on a stand-in: each rank on a GPU of its own with its share of the speed, without peer-to-peer (assumed)")
-    if plan.world == 1 and plan.parallel.zero:
-        found.append(
-            "stock shards over a mesh of one rank; the prediction has no sharding there: the difference is what FSDP2 itself costs"
-        )
     if plan.output.checkpoint_every > 1:
         found.append("played without checkpoints, which do not come with every step")
     return tuple(found)

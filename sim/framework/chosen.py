@@ -58,10 +58,12 @@ def zero_of(plan: Plan, framework: Framework) -> int:
 
 
 def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
-    """(level of ZeRO, whether gathered parameters are freed after forward). 0 where there is nobody to share with, 3 where the framework's
-    ZeRO-2 is an FSDP that keeps its parameters; a pipeline's FSDP keeps them through the step (torchtitan, parallelize_llama.py)."""
+    """(level of ZeRO, whether gathered parameters are freed after forward). 0 where there is nobody to share with, but for one rank whose plan asks
+    FSDP2 for it: its hooks, casts and copies are there all the same. 3 where the framework's ZeRO-2 is an FSDP that keeps its parameters; a
+    pipeline's FSDP keeps them through the step (torchtitan, parallelize_llama.py)."""
     p = plan.parallel
-    alone = p.dp_shard * p.cp == 1 or (p.dp_shard == 1 and p.zero is None)
+    fsdp2 = framework.precision.casts_messages and framework.data_parallel.zero2 == "layers"
+    alone = (p.dp_shard * p.cp == 1 and not (fsdp2 and plan.world == 1 and p.zero in (2, 3))) or (p.dp_shard == 1 and p.zero is None)
     zero = 0 if alone else zero_of(plan, framework)
     layers = zero == 2 and framework.data_parallel.zero2 == "layers"
     return 3 if layers else zero, p.reshard_after_forward and not layers and p.pp == 1

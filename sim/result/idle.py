@@ -97,12 +97,12 @@ RULES = (
     ),
     Rule(
         "parallel.zero",
-        lambda s: bool(s.plan.parallel.zero) and (_unsplit(s) or (_forward(s) and sharding_of(s.plan, s.framework)[0] < 3)),
+        lambda s: bool(s.plan.parallel.zero) and (_unsplit(s) or _forward(s)) and sharding_of(s.plan, s.framework)[0] < 3,
         "dp_shard = 1: there are no ranks to split anything over (dp_replicate holds whole copies), or forward has nothing but parameters",
     ),
     Rule(
         "parallel.reshard_after_forward",
-        lambda s: zero_of(s.plan, s.framework) < 3 or _unsplit(s) or not _one_stage(s),
+        lambda s: min(zero_of(s.plan, s.framework), sharding_of(s.plan, s.framework)[0]) < 3 or not _one_stage(s),
         "parameters are not split (zero = 3 with dp_shard > 1), or a pipeline's stages keep them (pp > 1)",
     ),
     Rule(

@@ -19,7 +19,7 @@ SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | Non
     # key: (a plan where it is idle, its value, what makes it work, another plan to do so)
     "seq_len": ({"model": "resnet50", "batch": {"global": 8}}, "64", (), BASE),
     "attention": ({"model": "resnet50", "batch": {"global": 8}}, "math", (), BASE),
-    "parallel.zero": (BASE, "3", ("parallel.dp_shard=8",), None),
+    "parallel.zero": (BASE, "1", ("parallel.dp_shard=8",), None),
     "parallel.reshard_after_forward": (BASE, "false", ("parallel.dp_shard=8", "parallel.zero=3"), None),
     "parallel.prefetch": (BASE, "0", ("parallel.dp_shard=8", "parallel.zero=3", "seq_len=8"), None),
     "parallel.sequence_parallel": (BASE, "false", ("parallel.tp=2",), None),
