@@ -28,8 +28,9 @@ from sim.work import HostWork
 
 _GPT: dict[str, Any] = {"norm": "layernorm", "activation": "gelu", "bias": True, "position": "learned", "dropout": 0.0}
 _MODELS: dict[str, dict[str, Any]] = {"probe-gpt": _GPT, "probe-llama": {}}
-_DEPTHS = (4, 12)
-"""Layers: what a step takes beside them is in both."""
+_DEPTHS = (8, 24)
+"""Layers: what a step takes beside them is in both. As deep as real models, whose modules and parameters no core's own caches hold from one step to the
+next."""
 _ROUNDS, _STEPS, _WARM = 4, 6, 2
 """Each model trains so many steps in a row, of which the first ones are not counted, in turn with the others."""
 
@@ -52,8 +53,8 @@ def in_step(bench: Bench) -> None:
 
 
 def _plan(name: str, layers: int) -> dict[str, Any]:
-    model = {"family": "decoder", "name": name, "layers": layers, "hidden": 128, "heads": 2, "vocab": 256, **_MODELS[name]}
-    return {"model": model, "seq_len": 32, "batch": {"micro": 2}}
+    model = {"family": "decoder", "name": name, "layers": layers, "hidden": 256, "heads": 4, "vocab": 256, **_MODELS[name]}
+    return {"model": model, "seq_len": 64, "batch": {"micro": 2}}
 
 
 class _Training:

@@ -31,8 +31,12 @@ from executor.validation.gpu_site import Say, Site, gpu_name, torch_version
 from sim.cost.calibration import load_calibration
 from sim.files.runs import environment, write_atomic, write_json
 from topologies.errors import BadInput, UnknownName
+from topologies.thismachine import cores
 
 MOST_STEPS = 30
+_READY = 64
+"""Ranks that import torch at the beginning, while nothing is measured: those of the whole table on one GPU. As few as cores at a time they cost
+ten seconds for every four plans (16 cores)."""
 
 
 def twin_gpu(
@@ -86,7 +90,7 @@ def twin_gpu(
     with ExitStack() as stack:
         if device == "cuda":
             stack.enter_context(on_gpus())
-            stack.enter_context(spares())
+            stack.enter_context(spares(min(_READY, 4 * cores())))
         return _walked(site, known, wanted, keep)
 
 
@@ -134,7 +138,7 @@ def _save(rows: list[Row], site: Site, keep: Path | None) -> None:
     found: dict[str, Any] = {
         "device": device_facts() if site.device == "cuda" else {"name": "cpu"},
         "gpus": site.gpus,
-        "environment": environment(),
+        "environment": {what: said for what, said in environment().items() if what != "platform"},  # the kernel's build names its owner
         "steps": site.steps,
         "probed": _probed(site.folder),
         "rows": msgspec.to_builtins(rows),
