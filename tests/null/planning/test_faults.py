@@ -125,7 +125,7 @@ def test_local_updates_take_what_predict_says() -> None:
     assert faults(plan, "dgx-h100", ("slow=r0:1",)).step_time_s == pytest.approx(predict(plan, "dgx-h100").step_time_s, rel=1e-6)
 
 
-MODEL = {"family": "decoder", "layers": 12, "hidden": 1024, "heads": 16, "vocab": 8000}
+MODEL = {"family": "decoder", "layers": 12, "hidden": 1280, "heads": 16, "vocab": 8000}
 
 
 def test_steps_are_counted_when_launches_have_lost_their_lead() -> None:

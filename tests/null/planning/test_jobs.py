@@ -133,7 +133,7 @@ def test_places_that_cannot_be_are_refused(places: str | list[tuple[int, ...]], 
 
 def test_a_job_alone_takes_what_its_trace_takes() -> None:
     """The engine that only says when steps end, beside the one that makes a trace; the same prices, every rank by itself."""
-    setting = bind(PLAN, "2x dgx-h100")
+    setting = bind(load_plan(PLAN, ("batch.micro=4", "batch.global=8")), "2x dgx-h100")
     ranks = tuple(range(setting.plan.world))
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, ENOUGH)
     ends = step_ends(simulate(program, PlacedPricer(pricer_for(setting), ranks, setting.topology), symmetry=False))

@@ -26,7 +26,7 @@ from topologies.errors import BadInput
 
 __all__ = ["call"]
 
-PLAN = load_plan({"model": "gpt2-124m", "seq_len": 512, "batch": {"global": 64, "micro": 4}, "parallel": {"dp_replicate": 16}})
+PLAN = load_plan({"model": "gpt2-124m", "seq_len": 1024, "batch": {"global": 64, "micro": 4}, "parallel": {"dp_replicate": 16}})
 ON = "2x dgx-h100"
 SPACE = "micro=2,4 pod=1 oversubscription=1,8 link.net.rate=50 Gbit/s,400 Gbit/s"
 
