@@ -16,10 +16,12 @@ from executor.players.events import Cuda
 _READING = 1e-3
 """Device seconds that one reading should last: events are good to 0.5-1 us."""
 _MOST_CALLS = 50
-_FASTEST = 3e9
+FASTEST = 3e9
 """No GPU's clock is faster (Hz): so many cycles hold the stream for a second at least."""
 _LONGEST_HOLD = 0.05
-_WARM = 3
+_RESTS = 0.5
+"""Seconds, for each of a reading, that the device rests before it: matrix units draw up to 1.5 times what a board may."""
+_WARM = 2
 """Calls before timing: cuBLAS and cuDNN choose their kernels, modules are loaded, the caching allocator grows."""
 
 
@@ -57,16 +59,18 @@ class DeviceTimer:
     def __init__(self, cuda: Cuda, clock: Callable[[], float] = time.perf_counter, hold: Callable[[float], object] | None = None) -> None:
         """`hold`: keeps the stream busy for so many seconds at least; unsaid, with a kernel that only waits."""
         self._cuda, self._clock = cuda, clock
-        self._hold = hold or (lambda seconds: cuda.hold(int(seconds * _FASTEST)))
+        self._hold = hold or (lambda seconds: cuda.hold(int(seconds * FASTEST)))
 
     def times(self, calls: Sequence[Callable[[], object]], budget: float, least: int = 5, most: int = 50) -> list[float]:
         """Device seconds of one call, many times; `calls` are equal and take turns."""
+        begin = self._clock()
         for i in range(max(_WARM, len(calls))):
             calls[i % len(calls)]()
         self._cuda.synchronize()
-        rough, launch = self._reading(calls, 4, 0.0)
+        self._hold(min(_LONGEST_HOLD, _RESTS * (self._clock() - begin)))
+        rough, launch = self._reading(calls, 2, 0.0)
         inner = max(1, min(_MOST_CALLS, int(_READING / max(rough, 1e-7))))
-        hold = min(_LONGEST_HOLD, 1.5 * inner * launch + 5e-5)
+        hold = min(_LONGEST_HOLD, max(1.5 * inner * launch + 5e-5, _RESTS * inner * rough))
         found: list[float] = []
         end = self._clock() + budget
         while len(found) < least or (len(found) < most and self._clock() < end):

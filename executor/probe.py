@@ -117,7 +117,6 @@ def _probe(ranks: int, request: Request) -> Calibration:
         seconds=time.monotonic() - begin,
         versions=found[0].versions,
         quick=request.quick,
-        loaded=found[0].device == "cuda",
         missing=found[0].missing,
         lacking=found[0].lacking,
         tables=merge([rank.samples for rank in found]),
@@ -170,10 +169,11 @@ def _alone(world: World) -> list[Callable[[Bench], None]]:
     from executor.probes.in_step import in_step
     from executor.probes.input import files, loader
     from executor.probes.optimizers import optimizers
+    from executor.probes.power import power
     from executor.probes.sharded import sharded
 
     of_device: list[Callable[[Bench], None]] = (
-        [device.gemms, device.memory_bound, device.attention, device.convolutions, device.launches, device.copies]
+        [device.gemms, device.memory_bound, device.attention, device.convolutions, device.launches, device.copies, power]
         if world.kind == "cuda"
         else [kernels.gemms, kernels.memory_bound, kernels.attention, kernels.convolutions]
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from reports.figures.palette import WORDS
 from reports.words import gib, ranks, rate, seconds
+from sim.result.prediction import clock_words
 from sim.tables import aligned, wordy
 from topologies.units import show_energy, show_flops
 
@@ -105,6 +106,8 @@ def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
         console.print(f"does not fit: needs {gib(missing['needed'])}, has {gib(missing['available'])}")
         for way in missing.get("remedies") or ():
             console.print(f"would fit: {way}")
+    if "clock" in value:
+        console.print(f"clock: {clock_words(value['clock'])}")
     for reason in value.get("mark_reasons", ()):
         console.print(f"extrapolated: {reason}")
     for warning in value["warnings"]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from sim.cost.calibration import load_calibration
+from sim.cost.power import draws_of, spent_on
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.memory.timeline import memory_timelines
@@ -30,6 +32,10 @@ from sim.timeline import metrics
 from sim.trace import Trace
 from topologies.errors import BadInput
 from topologies.load import Topology
+
+_ROUNDS = 5
+"""Clocks that are tried at most: the second is mostly within a percent of the first."""
+_SAME_CLOCK = 0.005
 
 
 def predict(
@@ -75,7 +81,8 @@ def predict_setting(
     setting = msgspec.structs.replace(setting, fold=fold)
     plan, topology = setting.plan, setting.topology
     quiet = msgspec.structs.replace(plan, output=Output())
-    pricer = pricer_for(setting, calibration, costs)
+    clock = clock_under_load(setting, calibration, costs, steps)
+    pricer = pricer_for(setting, calibration, costs, clock=clock)
     program, trace, _, alone = until_settled(partial(steps_of, setting, quiet, pricer, detail), max(steps, 2))
     ops = simulated_ops(program, setting.places)
     fine = detail and apart(ops)
@@ -95,10 +102,25 @@ def predict_setting(
         step + stall, shares, uncertainty.outside(plan, topology, setting.network.parameters), calibration is not None
     )
     found = figures(setting, program, trace, step + stall, split, metrics.mean_path(parts, stall), sure)
-    found.syncs = points
+    found.syncs, found.clock = points, clock
     if detail and not fine:
         found.warnings.append(coarse(plan, ops))
     return found
+
+
+def clock_under_load(setting: Setting, calibration: str | Path | None, costs: str = "fitted", steps: int = STEPS) -> float:
+    """Clock that the power limit leaves the boards in a step of the plan, over the boost clock at which their calibration was timed: the step is
+    simulated at the boost clock, then at that which its draw leaves, until they are the same. 1 where the calibration says nothing of power."""
+    draws = draws_of(load_calibration(calibration)) if calibration is not None and setting.topology.kind == "cuda" else None
+    clock, quiet = 1.0, msgspec.structs.replace(setting.plan, output=Output())
+    for _ in range(_ROUNDS if draws is not None else 0):
+        assert draws is not None
+        pricer = pricer_for(setting, calibration, costs, clock=clock)
+        program, _, _, step = until_settled(partial(steps_of, setting, quiet, pricer, False), max(steps, 2))
+        before, clock = clock, draws.clock(spent_on(program, pricer, setting.topology, step, clock), clock)
+        if abs(clock - before) <= _SAME_CLOCK:
+            break
+    return clock
 
 
 def steps_of(setting: Setting, plan: Plan, pricer: Pricer, detail: bool, steps: int) -> Steps:

@@ -14,8 +14,8 @@ from executor.arena import Arena, free_memory, of_gpu
 from executor.device_times import DeviceTimer
 from executor.kernels.bodies import body, held
 from executor.players.events import Cuda
-from executor.probes.load import Load
 from executor.probes.mill import Mill, Stretch
+from executor.probes.rest import Rest
 from executor.ranks.world import World
 from sim.align import Measured
 from sim.cost.calibration import Sample
@@ -46,7 +46,7 @@ class Bench:
         """`cuda`: the rank's device unless a test brings a stand-in; used where the world's device is a GPU."""
         self.world, self.quick = world, quick
         self.cuda = cuda or Cuda(world.device)
-        self._timer = DeviceTimer(self.cuda, hold=Load(self.cuda).hold if world.kind == "cuda" else None)
+        self._timer = DeviceTimer(self.cuda, hold=Rest(self.cuda).hold if world.kind == "cuda" else None)
         gpu = world.kind == "cuda"
         self.arena = (
             of_gpu(world.device, min(4 << 30, free_memory(world.device)), _FAR)

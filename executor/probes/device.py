@@ -1,6 +1,6 @@
 """Which kernels and copies the probe times on a GPU, and over which shapes: those of training, not those of a CPU's caches.
 
-Device seconds (`executor.device_times`), in the tables of `sim.cost.calibration`. Not run on a GPU yet.
+Device seconds (`executor.device_times`) at the boost clock, in the tables of `sim.cost.calibration`.
 """
 
 from __future__ import annotations

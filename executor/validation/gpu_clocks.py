@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from typing import Any
 
 PERIOD = 0.2
@@ -72,12 +73,43 @@ def driver() -> str:
     return str(device_facts().get("driver", ""))
 
 
-def first_gpu(nvml: Any, variables: Mapping[str, str] = os.environ) -> Any:
-    """The driver's handle of the GPU that CUDA calls 0. CUDA_VISIBLE_DEVICES names GPUs by number or by the beginning of a UUID (GPU-8d3f...); raises
+class Meter:
+    """What one GPU draws, over its power limit."""
+
+    def __init__(self, at: int = 0, nvml: Any = None) -> None:
+        """`at`: what CUDA calls the GPU. Raises `LookupError` where NVML, or its figures of power, are missing."""
+        self._nvml = nvml or _nvml()
+        if self._nvml is None:
+            raise LookupError("no NVML: pip install nvidia-ml-py")
+        try:
+            self._gpu = first_gpu(self._nvml, at=at)
+            self._limit = self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._gpu) / 1e3
+            self._nvml.nvmlDeviceGetPowerUsage(self._gpu)
+        except Exception as error:  # NVML's own errors
+            raise LookupError(f"NVML tells no power: {error}") from None
+
+    def joules(self) -> float:
+        """What the GPU has drawn since its driver was loaded, as a counter that goes on in steps of some hundredths of a second; 0 where it has none."""
+        with suppress(Exception):
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu)) / 1e3
+        return 0.0
+
+    def share(self, looks: Sequence[tuple[float, float]]) -> float:
+        """Mean draw over the limit while the counter (seconds, joules) was looked at: the line through the looks that found it changed. Without a counter,
+        what the driver says now, of newer GPUs the mean of the last second."""
+        changed = [now for before, now in pairwise(looks) if now[1] > before[1]]
+        if len(changed) > 1:
+            return float(statistics.linear_regression(*zip(*changed, strict=True)).slope / self._limit)
+        return float(self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3 / self._limit)
+
+
+def first_gpu(nvml: Any, variables: Mapping[str, str] = os.environ, at: int = 0) -> Any:
+    """The driver's handle of the GPU that CUDA calls 0 (or `at`). CUDA_VISIBLE_DEVICES names GPUs by number or by the beginning of a UUID (GPU-8d3f...); raises
     `LookupError` where the driver knows none so named: figures of another GPU would say nothing."""
-    first = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    seen = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    first = seen[at].strip() if at < len(seen) else ""
     if not first.startswith("GPU-"):
-        return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
+        return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else at)
     known = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
     for gpu in known:
         if _text(nvml.nvmlDeviceGetUUID(gpu)).startswith(first):

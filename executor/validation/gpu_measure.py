@@ -103,6 +103,7 @@ def _fill(row: Row, case: Case, site: Site, folder: Path) -> None:
     if path is not None:
         good = predict_setting(setting, calibration=path, steps=STEPS, fold=False)
         row.calibrated, row.mark, row.measured_share = good.step_time_s, good.mark, good.sources.get("measured", 0.0)
+        row.clock = good.clock
     assert good.trace is not None and plain.trace is not None
     write_trace(good.trace, folder / "predicted.json.gz")
     count = max(5, min(site.steps, round(_SECONDS_OF_STEPS / good.step_time_s)))

@@ -45,6 +45,8 @@ class Row(msgspec.Struct, kw_only=True):
     """Versions of driver and torch, and the program's commit, when it was made: rows of earlier calls stand beside those of later ones."""
     uncalibrated: float | None = None
     calibrated: float | None = None
+    clock: float = 1.0
+    """Of the calibrated prediction, over the boost clock: what its draw leaves under the power limit."""
     mark: str = ""
     measured_share: float = 0.0
     """Share of the calibrated prediction's time in ops that rests on the calibration."""

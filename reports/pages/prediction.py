@@ -14,6 +14,7 @@ from reports.figures.utilisation import monitor
 from reports.page import Card, Page
 from reports.scene import Scene
 from reports.words import gib, ranks, rate, seconds, volume
+from sim.result.prediction import clock_words
 from sim.timeline.asynchrony import step_shown
 from sim.timeline.utilisation import utilisation
 from sim.trace import Trace
@@ -100,6 +101,8 @@ def _interval(summary: Mapping[str, Any]) -> str:
 def notes_of(summary: Mapping[str, Any]) -> list[str]:
     """Warnings, what does not fit, and why a prediction reaches beyond its data."""
     found = list(summary["warnings"])
+    if "clock" in summary:
+        found.append(f"Clock: {clock_words(summary['clock'])}")
     reasons = summary.get("mark_reasons") or []
     if reasons:
         found.append(f"{summary['mark']}, {_MARKS.get(summary['mark'], '')}: {'; '.join(reasons)}")

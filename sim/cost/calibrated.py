@@ -3,6 +3,9 @@
 What `steptwin probe` has no point for is as the fitted model says, by the factor by which that is off at the nearest point (`sim.cost.nearest`).
 Collectives keep the form that the model gives them (latency, links that they share with others): what was measured over so many ranks says by
 what factor they are longer or shorter here.
+
+Kernels were timed at the boost clock. Where the calibration tells of power, the clock of a step is what its own draw leaves (`board`, found by
+`sim.predict`); else the catalog's of training stands in.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ from sim.cost.between import Curve
 from sim.cost.calibration import Calibration, load_calibration
 from sim.cost.cpu import prices
 from sim.cost.gpu_pricer import kept_collective, kept_message
-from sim.cost.kernel import kernel_cost
+from sim.cost.kernel import at_clock, kernel_cost
 from sim.cost.measured import Lookup, MeasuredPricer
 from sim.cost.nearest import nearest
+from sim.cost.power import draws_of
 from sim.cost.price import Cost, Source
 from sim.framework.framework import Framework
 from sim.program import HOST, Op
@@ -66,6 +70,7 @@ class CalibratedPricer(MeasuredPricer):
     ) -> None:
         super().__init__(topology, framework, lookups, factor, board)
         self._calibration, self._table = calibration, prices(calibration)
+        self.sustained = draws_of(calibration) is None
         # What was timed is eager PyTorch: compiled frameworks and those with their own modules spend other times.
         measured = {s.name: s.median for s in calibration.rows("host") if s.name in HOST_WORK} if self.host == "python" else {}
         longer, _ = calibration.host_seconds("in_step", 1.0)
@@ -97,6 +102,8 @@ class CalibratedPricer(MeasuredPricer):
         if source != "measured":
             cost = super()._looked_up(work, gpu)
             return cost if cost.source == "measured" else self._nearby(cost, work, gpu)
+        if not self.sustained:
+            return Cost(at_clock(work, gpu, seconds, self._board), "measured")
         # Timed under a training's load, only the slowest board of several is slower; as a short benchmark, training is too.
         mean = kernel_cost(work, gpu, self.framework.attention.kernels, self._calibration.loaded).seconds
         slowest = kernel_cost(work, gpu, self.framework.attention.kernels, True, self._board).seconds

@@ -34,8 +34,10 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "loader": ("bytes",),
     "file": ("bytes",),
     "copy": ("bytes",),
+    "power": ("products", "passes", "attentions"),
 }
-"""Kinds of tables, and what the numbers of a row's shape mean."""
+"""Kinds of tables, and what the numbers of a row's shape mean. Of power: how often each kernel runs in one turn of a steady loop; a row of `watts` is
+the mean draw over the board's limit, one of `product` or `pass` the seconds of such a kernel there, at whatever clock the limit leaves."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -70,7 +72,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     versions: dict[str, str] = {}
     quick: bool = False
     loaded: bool = False
-    """On a GPU: kernels were timed behind work of a training step's kind, at the clock that such work leaves, not as a short benchmark."""
+    """On a GPU, as older probes did: kernels were timed behind work of a training step's kind, at the clock that it leaves. False: at the boost
+    clock, of which a step's draw leaves what follows from the table of power (`sim.cost.power`), or without that table the catalog's share."""
     missing: str = ""
     """What could not be measured, and why: tables of a GPU that lack points."""
     lacking: tuple[str, ...] = ()
@@ -164,7 +167,7 @@ def _from_tree(tree: dict[str, object], source: Path) -> Calibration:
                 if (
                     len(s.shape) != len(SHAPES[kind])
                     or not (0 < s.median < 1e5)
-                    or any(not 0 < n < 1 << 62 for n in s.shape)
+                    or any(not (kind != "power") <= n < 1 << 62 for n in s.shape)
                     or not math.isfinite(s.p90 + s.p10 + s.cpu)
                 ):
                     raise BadInput(f"calibration {source}: [{kind}] has a row that makes no sense: {_row(s)}")

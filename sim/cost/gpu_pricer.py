@@ -34,6 +34,9 @@ kept_message = lru_cache(maxsize=4096)(message_cost)
 class GpuPricer(Common):
     """Kernels by shape, launches by the framework's host, links by the topology."""
 
+    sustained = True
+    """Clocks are the catalog's of training; False: the boost clock, but for `board`."""
+
     def __init__(self, topology: Topology, framework: Framework, factor: Callable[[int], float] | None = None, board: float = 1.0) -> None:
         """`board`: clock of the GPU that the plan's steps wait for, over that of the mean one (`sim.setting.pace`)."""
         super().__init__(topology, factor)
@@ -143,7 +146,7 @@ class GpuPricer(Common):
 
     def kernel(self, work: Work, gpu: Gpu) -> Cost:
         """One work on the device: by the fitted model, unless a pricer knows better."""
-        return kernel_cost(work, gpu, self.framework.attention.kernels, True, self._board)
+        return kernel_cost(work, gpu, self.framework.attention.kernels, self.sustained, self._board)
 
     def _run(self, op: Op, gpu: Gpu, stretch: float, launch: float, again: float) -> Cost:
         """Kernels one after the other: the k-th waits for its launch and for the one before (max-plus).

@@ -29,8 +29,8 @@ def kernel_cost(work: Work, gpu: Gpu, efficiency: str = "flash2", sustained: boo
     """Seconds of all `repeat` launches together, without the gaps between launches, and on what they rest.
 
     `efficiency`: the attention kernels (flash1 flash2 flash3 cudnn). `sustained`: clocks as in training, under the power limit; False:
-    those of a short benchmark. `board`: clock of this board over that of the mean one (`slowest`). Raises `Refused` for a dtype that the
-    GPU has no units for.
+    those of a short benchmark. `board`: clock of this board over that (`slowest`: of the mean board; `sim.cost.power`: without a power limit).
+    Raises `Refused` for a dtype that the GPU has no units for.
     """
     entry = _known.get(id(gpu))
     if entry is None:
@@ -70,9 +70,7 @@ def _price(work: Work, gpu: Gpu, efficiency: str, sustained: bool, board: float)
     if isinstance(work, HostWork):
         raise BadInput(f"{work} is work of a CPU thread, not of {gpu.name}. Price it with host_seconds")
     seconds, source = _matrix(work, gpu, efficiency, sustained)
-    if sustained:
-        seconds += _throttled(work, gpu, seconds, board)
-    return seconds, source
+    return at_clock(work, gpu, seconds, board * _training(work, gpu) if sustained else board), source
 
 
 def _matrix(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, efficiency: str, sustained: bool) -> tuple[float, Source]:
@@ -86,12 +84,20 @@ def _matrix(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, efficiency: s
     return conv_cost(work, gpu, sustained)
 
 
-def _throttled(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, seconds: float, board: float) -> float:
-    """Seconds that the tensor cores take longer in training (`training_clock`): their own part of the kernel stretches,
-    that of memory and launches does not. fp32 without matrix units keeps the board's clock but where it is known to reach the limit."""
+def _training(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu) -> float:
+    """Clock of the matrix units in training (`training_clock`). fp32 without them keeps the board's but where it is known to reach the limit."""
     if work.dtype in ("fp32", "fp64"):
-        clock = board * vector_clock(gpu)
-    else:
-        clock = board * (_assumed[0][is_narrow(work.dtype)] if _assumed else training_clock(gpu, work.dtype)[0])
-    own = min(seconds, work.flops / (peak_flops(gpu, work.dtype) * BEST))
-    return own * (1.0 / clock - 1.0)
+        return vector_clock(gpu)
+    return _assumed[0][is_narrow(work.dtype)] if _assumed else training_clock(gpu, work.dtype)[0]
+
+
+def at_clock(work: Work, gpu: Gpu, seconds: float, clock: float) -> float:
+    """What a kernel of `seconds` takes at so much of the clock: its matrix units' own part stretches, that of memory and launches does not."""
+    if isinstance(work, (MemoryBound, HostWork)):
+        return seconds
+    return seconds + own_part(work, gpu, seconds) * (1.0 / clock - 1.0)
+
+
+def own_part(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, seconds: float) -> float:
+    """Of a kernel's seconds, what its matrix units take at the best rate that they reach."""
+    return min(seconds, work.flops / (peak_flops(gpu, work.dtype) * BEST))

@@ -29,6 +29,7 @@ from sim.exchange.groups import Groups
 from sim.exchange.rankgraph import Graph
 from sim.exchange.tracefile import write
 from sim.plan import Output
+from sim.predict import clock_under_load
 from sim.program import HOST, MEETING, Program
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
@@ -64,7 +65,8 @@ def export_plan(setting: Setting, folder: Path, *, calibration: str | Path | Non
     """
     plan = msgspec.structs.replace(setting.plan, output=_each_step(setting.plan.output))
     program = program_for(setting, STEPS, plan)
-    return export_program(program, pricer_for(setting, calibration), folder, ranks, STEPS - 1, setting.plan.framework_base)
+    pricer = pricer_for(setting, calibration, clock=clock_under_load(setting, calibration))
+    return export_program(program, pricer, folder, ranks, STEPS - 1, setting.plan.framework_base)
 
 
 def _each_step(output: Output) -> Output:

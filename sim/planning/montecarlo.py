@@ -30,7 +30,7 @@ from sim.files.machinefile import machine_words
 from sim.lower.noise import Batch, batches_of, loads, slowness
 from sim.memory.report import UNFIT
 from sim.plan import Output, Plan
-from sim.predict import played, steps_of
+from sim.predict import clock_under_load, played, steps_of
 from sim.program import Op, Program
 from sim.quantile import quantile
 from sim.result.figures import fits
@@ -221,13 +221,14 @@ def _table(
     points = 5 if all(map(_vary, drawn)) else POINTS
     compute, link = (_grid(values, points) for values in drawn)
     quiet = msgspec.structs.replace(setting.plan, output=Output())
-    usual = pricer_for(setting, calibration)
+    held = clock_under_load(setting, calibration)
+    usual = pricer_for(setting, calibration, clock=held)
     program = until_settled(partial(steps_of, setting, quiet, usual, False), STEPS).program
     seconds = []
     for factor in compute:
         clock, load = factor**boards, factor**lengths
         # Its kernel costs serve every link factor.
-        pricer = pricer_for(setting, calibration, slower=factor / clock / load, board=1.0 / clock if boards else None)
+        pricer = pricer_for(setting, calibration, slower=factor / clock / load, board=1.0 / clock if boards else None, clock=held)
         pricer = Uneven(pricer, partial(_same, load)) if lengths else pricer
         seconds.append([_step(setting, program, pricer if at == 1.0 else SlowLink(pricer, at, setting)) for at in link])
     table = _Table(compute, link, seconds)

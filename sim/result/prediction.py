@@ -64,6 +64,8 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
     """calibrated: half of the step, or more, rests on this machine's own measurements; interpolated: on data of such devices,
     sizes and kernels; extrapolated: beyond them."""
     mark_reasons: tuple[str, ...] = ()
+    clock: float = 1.0
+    """Of the GPUs' matrix units over their boost clock, as far as a calibration tells what the power limit leaves of it (`sim.cost.power`)."""
     syncs: list[SyncPoint] = []
     """Where the host waits for the device, and what that costs."""
     machine: str = ""
@@ -88,6 +90,7 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
             "interval_s": {"low": self.interval[0], "high": self.interval[1], "level": LEVEL},
             "mark": self.mark,
             "mark_reasons": list(self.mark_reasons),
+            **({"clock": self.clock} if self.clock < 1.0 else {}),
             f"{per}_per_s": rate,
             f"{per}_per_s_per_gpu": rate / self.gpus,
             "samples_per_s": self.samples_per_s,
@@ -138,10 +141,17 @@ def brief(found: Prediction) -> str:
     ]
     if found.does_not_fit is not None:
         rows.append(("memory", str(found.does_not_fit)))
+    if found.clock < 1.0:
+        rows.append(("clock", clock_words(found.clock)))
     rows += [(found.mark, reason) for reason in found.mark_reasons]
     rows += [("warning", text) for text in found.warnings]
     head = f"{found.plan.name or found.plan.model_name} on {found.machine}, {found.gpus:,} rank{'' if found.gpus == 1 else 's'}"
     return "\n".join([head, *(f"{name:<13} {text}" for name, text in rows)])
+
+
+def clock_words(clock: float) -> str:
+    """What is said of a clock below the boost clock."""
+    return f"{clock:.1%} of the boost clock, by the board's power limit"
 
 
 def _word(name: str) -> str:

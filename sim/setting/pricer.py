@@ -14,16 +14,16 @@ from topologies.errors import Refused
 
 def pricer_for(
     setting: Setting, calibration: str | Path | None = None, costs: str = "fitted", slower: float = 1.0, places: Sequence[int] = (),
-    board: float | None = None,
+    board: float | None = None, clock: float = 1.0,
 ) -> Pricer:  # fmt: skip
     """The pricer of the setting's kind of machine, with the plan's noise; compute of every rank takes `slower` times as long. `places`: the
     ranks of the machine that the plan's take, where they are not the first. `board`: clock of every GPU over that of the mean one; None: of
-    the board that the step is expected to wait for (`sim.setting.pace`). Raises `Refused` where `costs` or the calibration speak of another kind."""
+    the board that the step is expected to wait for (`sim.setting.pace`). `clock`: what the power limit leaves of all boards' (`sim.cost.power`). Raises `Refused` where `costs` or the calibration speak of another kind."""
     from sim.lower.noise import loads, slowness
 
     noise = _moved(slowness(setting.plan), places)
     factor = noise if slower == 1.0 else lambda rank: noise(rank) * slower
-    found = _even(setting, calibration, costs, factor, board)
+    found = _even(setting, calibration, costs, factor, (board_clock(setting) if board is None else board) * clock)
     return found if setting.plan.noise.imbalance == "none" else Uneven(found, _moved(loads(setting.plan), places))
 
 
@@ -35,7 +35,7 @@ def _moved(factor: Callable[[int], float], places: Sequence[int]) -> Callable[[i
     return lambda place: factor(ranks[place]) if place in ranks else 1.0
 
 
-def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: Callable[[int], float], board: float | None) -> Pricer:
+def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: Callable[[int], float], clock: float) -> Pricer:
     if setting.topology.kind == "cpu":
         from sim.cost.calibration import load_calibration
         from sim.cost.cpu_pricer import CpuPricer
@@ -45,7 +45,6 @@ def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: 
         return CpuPricer(setting.topology, load_calibration(calibration), factor)
     from sim.cost.gpu_pricer import GpuPricer
 
-    clock = board_clock(setting) if board is None else board
     if calibration is None and costs == "fitted":
         return GpuPricer(setting.topology, setting.framework, factor, clock)
     from sim.cost.measured import MeasuredPricer, lookups_of

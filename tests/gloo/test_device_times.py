@@ -17,7 +17,7 @@ from executor.probes import comm as probe_comm
 from executor.probes import device as probe_device
 from executor.probes import host as probe_host
 from executor.probes.bench import Bench
-from executor.probes.load import Load
+from executor.probes.rest import Rest
 from sim.cost.calibration import SHAPES
 from tests.gloo.gpu_standin import StandIn, alone
 
@@ -43,19 +43,25 @@ def test_a_hold_that_was_too_short_is_made_longer() -> None:
     assert seconds == pytest.approx(2e-6, rel=0.02)
 
 
-def test_what_is_timed_stands_behind_a_steps_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that only waits runs at its highest clock: a training step does not."""
-    device, ran = StandIn(simulated=True), list[str]()
-    monkeypatch.setattr(device, "hold", lambda cycles: pytest.fail("a kernel that only waits draws no power"))
-    for name in ("_SIDE", "_ROWS"):
-        monkeypatch.setattr(f"executor.probes.load.{name}", 8)
-    monkeypatch.setattr(torch, "mm", lambda a, b: (ran.append("product"), device.kernel(8e-6, 2e-4)))
-    monkeypatch.setattr(torch, "native_layer_norm", lambda *_: (ran.append("norm"), device.kernel(8e-6, 5e-5)))
-    timer = DeviceTimer(device, device.clock, Load(device).hold)
-    found = timer.times([lambda: (ran.append("call"), device.kernel(8e-6, 2e-6))], budget=0.01)
-    assert found == [pytest.approx(2e-6, rel=0.02)] * len(found)
-    first = "".join(name[0] for name in ran[-54:])
-    assert first.endswith(("pnpn" + 50 * "c", "pnpnpn" + 48 * "c")), "half a millisecond of it, then the calls"
+@pytest.mark.parametrize("seconds", [2e-6, 3e-3])
+def test_what_is_timed_stands_behind_a_rest(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products that follow each other draw more than a board may: behind a rest of half their own time all are timed at the boost clock."""
+    device, ran = StandIn(simulated=True), list[tuple[str, float]]()
+    for name in ("_ROWS", "_WIDTH"):
+        monkeypatch.setattr(f"executor.probes.rest.{name}", 8)
+    rests = device.hold
+    monkeypatch.setattr(device, "hold", lambda cycles: (ran.append(("rest", cycles / 3e9)), rests(cycles))[1])
+    monkeypatch.setattr(torch, "native_layer_norm", lambda *_: (ran.append(("norm", 0.0)), device.kernel(8e-6, 5e-5)))
+    timer = DeviceTimer(device, device.clock, Rest(device).hold)
+    found = timer.times([lambda: (ran.append(("call", seconds)), device.kernel(8e-6, seconds))], budget=0.01)
+    assert found == [pytest.approx(seconds, rel=0.02)] * len(found)
+    names, rested = ([one[at] for one in ran] for at in (0, 1))
+    first = names.index("rest") - 1
+    assert names[first : first + 2] == ["norm", "rest"], "L2 is full of other data, as after a step's kernels"
+    readings = "".join(name[0] for name in names[first:]).split("nr")[1:]
+    assert all(set(one) <= {"c"} for one in readings)
+    for at, calls in zip([at for at, name in enumerate(names) if name == "rest"], readings, strict=True):
+        assert rested[at] >= 0.49 * len(calls) * seconds
 
 
 def test_calls_take_turns() -> None:
@@ -131,7 +137,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr("executor.probes.bench.free_memory", lambda device: 1 << 30)
     monkeypatch.setattr(Bench, "device_seconds", lambda self, work: 20.0)  # so slow a device that only small products are timed
     monkeypatch.setattr("executor.device_times._READING", 1e-9)  # one call a reading
-    monkeypatch.setattr("executor.probes.load.Load.hold", lambda self, seconds: None)
+    monkeypatch.setattr("executor.probes.rest.Rest.hold", lambda self, seconds: None)
     found = Bench(alone(tmp_path, "cuda"), True, StandIn())
     monkeypatch.setattr(found, "budget", 0.0)
     return found

@@ -93,6 +93,8 @@ class Predict(Said, frozen=True, kw_only=True):
     mark: Literal["calibrated", "interpolated", "extrapolated"]
     mark_reasons: list[str]
     """Why it is extrapolated."""
+    clock: float | msgspec.UnsetType = msgspec.UNSET
+    """Of the GPUs over their boost clock, where their calibration tells that their power limit holds it down."""
     samples_per_s: float
     tokens_per_s: float | msgspec.UnsetType = msgspec.UNSET
     """Models with sequences."""

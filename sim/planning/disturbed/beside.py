@@ -30,6 +30,7 @@ from sim.plan import Output, Update
 from sim.planning.disturbed.alike import Placed, stand_ins
 from sim.planning.disturbed.loaders import shares_of
 from sim.planning.disturbed.places import PlacedPricer
+from sim.predict import clock_under_load
 from sim.program import Program
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
@@ -106,7 +107,8 @@ def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: 
     program = program_for(setting, steps, plan)
     if program.device == "cpu":  # loaders share cores with training: they fill their store, keep it full, and it is emptied
         program = program_for(setting, steps + 3 * stored(program), plan)
-    return Placed(program, PlacedPricer(pricer_for(setting, calibration, places=places), places, setting.topology), places)
+    pricer = pricer_for(setting, calibration, places=places, clock=clock_under_load(setting, calibration))
+    return Placed(program, PlacedPricer(pricer, places, setting.topology), places)
 
 
 def _run(settings: Sequence[Setting], placed_: Sequence[Placed], steps_alone: Sequence[float]) -> list[Pace]:
