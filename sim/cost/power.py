@@ -30,8 +30,6 @@ _AT_LIMIT = 0.985
 """A clock below this is held down: events and boards differ by less."""
 _LEAST, _MOST = 1.0, 3.0
 """Of the exponent."""
-_LOWEST = 0.2
-"""No clock that is solved for is lower."""
 Turn = tuple[int, ...]
 """Products, passes and attentions in one turn of a loop: the shape of a row."""
 WAITING, PASSES, ATTENTION = (0, 0, 0), (0, 1, 0), (0, 0, 1)
@@ -67,8 +65,8 @@ class Draws(msgspec.Struct, frozen=True):
         return drawn / (matrix + spent.attention + spent.memory + spent.waiting)
 
     def clock(self, spent: Spent, at: float = 1.0) -> float:
-        """The highest clock at which the mean draw is within the limit, 1 at most."""
-        low, high = _LOWEST, 1.0
+        """The highest clock at which the mean draw is within the limit: 1 at most, and no less than that of matrix units alone, which draw most."""
+        low, high = min(1.0, (self.limit / self.matrix) ** (1.0 / self.exponent)), 1.0
         if self.mean(spent, at, high) <= self.limit:
             return 1.0
         while high - low > 1e-6:

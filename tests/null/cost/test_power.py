@@ -54,7 +54,7 @@ seconds = st.floats(0.0, 1.0)
 def test_the_draw_meets_the_limit_or_the_clock_is_the_boost_clock(spent: Spent, exponent: float) -> None:
     board = replace(BOARD, exponent=exponent)
     clock = board.clock(spent)
-    assert 0.2 <= clock <= 1.0
+    assert board.clock(Spent(1.0, 0.0, 0.0, 0.0)) - 1e-5 <= clock <= 1.0
     drawn = board.mean(spent, 1.0, clock)
     assert drawn <= board.limit + 1e-9 and (clock == 1.0 or drawn == pytest.approx(board.limit, abs=1e-4))
     assert board.mean(spent, 1.0, 0.9 * clock) <= drawn + 1e-9, "a lower clock never draws more"
@@ -67,6 +67,8 @@ def test_the_draw_meets_the_limit_or_the_clock_is_the_boost_clock(spent: Spent, 
 def test_steps_that_wait_or_only_move_memory_keep_the_boost_clock() -> None:
     for spent in (Spent(0.3, 0.0, 0.1, 0.6), Spent(0.0, 0.0, 1.0, 0.0), Spent(0.0, 1.0, 0.0, 0.0), Spent(0.0, 0.0, 0.0, 1.0)):
         assert BOARD.clock(spent) == 1.0
+    full = replace(BOARD, memory=1.0)  # passes alone reach the limit: no lower clock helps a step of hardly anything else
+    assert full.clock(Spent(0.01, 0.0, 0.99, 0.0)) >= BOARD.clock(Spent(1.0, 0.0, 0.0, 0.0)) - 1e-5
     assert BOARD.clock(Spent(1.0, 0.0, 0.0, 0.0)) == pytest.approx((0.99 / 1.4) ** (1 / 1.3), rel=1e-3)
 
 
