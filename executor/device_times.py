@@ -19,8 +19,9 @@ _MOST_CALLS = 50
 FASTEST = 3e9
 """No GPU's clock is faster (Hz): so many cycles hold the stream for a second at least."""
 _LONGEST_HOLD = 0.05
-_RESTS = 0.5
-"""Seconds, for each of a reading, that the device rests before it: matrix units draw up to 1.5 times what a board may."""
+_RESTS = 1.0
+"""Seconds, for each of a reading, that the device rests before it at least: matrix units draw 1.4 times what an H200 may, and twice what boards with
+less do."""
 _WARM = 2
 """Calls before timing: cuBLAS and cuDNN choose their kernels, modules are loaded, the caching allocator grows."""
 
@@ -61,14 +62,13 @@ class DeviceTimer:
         self._cuda, self._clock = cuda, clock
         self._hold = hold or (lambda seconds: cuda.hold(int(seconds * FASTEST)))
 
-    def times(self, calls: Sequence[Callable[[], object]], budget: float, least: int = 5, most: int = 50) -> list[float]:
+    def times(self, calls: Sequence[Callable[[], object]], budget: float, least: int = 3, most: int = 50) -> list[float]:
         """Device seconds of one call, many times; `calls` are equal and take turns."""
-        begin = self._clock()
         for i in range(max(_WARM, len(calls))):
             calls[i % len(calls)]()
         self._cuda.synchronize()
-        self._hold(min(_LONGEST_HOLD, _RESTS * (self._clock() - begin)))
         rough, launch = self._reading(calls, 2, 0.0)
+        self._hold(min(_LONGEST_HOLD, _RESTS * (2 + _WARM) * rough))
         inner = max(1, min(_MOST_CALLS, int(_READING / max(rough, 1e-7))))
         hold = min(_LONGEST_HOLD, max(1.5 * inner * launch + 5e-5, _RESTS * inner * rough))
         found: list[float] = []

@@ -66,7 +66,7 @@ class Draws(msgspec.Struct, frozen=True):
 
     def clock(self, spent: Spent, at: float = 1.0) -> float:
         """The highest clock at which the mean draw is within the limit: 1 at most, and no less than that of matrix units alone, which draw most."""
-        low, high = min(1.0, (self.limit / self.matrix) ** (1.0 / self.exponent)), 1.0
+        low, high = min(1.0, math.pow(self.limit / self.matrix, 1.0 / self.exponent)), 1.0
         if self.mean(spent, at, high) <= self.limit:
             return 1.0
         while high - low > 1e-6:

@@ -26,7 +26,7 @@ from tests.gloo.gpu_standin import StandIn, alone
 def test_the_launch_is_not_in_it(launch: float, kernel: float) -> None:
     device = StandIn(simulated=True)
     found = DeviceTimer(device, device.clock).times([lambda: device.kernel(launch, kernel)], budget=0.01)
-    assert len(found) >= 5
+    assert len(found) >= 3
     assert sorted(found)[len(found) // 2] == pytest.approx(kernel, rel=0.02)
 
 
@@ -45,7 +45,7 @@ def test_a_hold_that_was_too_short_is_made_longer() -> None:
 
 @pytest.mark.parametrize("seconds", [2e-6, 3e-3])
 def test_what_is_timed_stands_behind_a_rest(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products that follow each other draw more than a board may: behind a rest of half their own time all are timed at the boost clock."""
+    """Products that follow each other draw more than a board may: behind a rest of their own time all are timed at the boost clock."""
     device, ran = StandIn(simulated=True), list[tuple[str, float]]()
     for name in ("_ROWS", "_WIDTH"):
         monkeypatch.setattr(f"executor.probes.rest.{name}", 8)
@@ -56,12 +56,13 @@ def test_what_is_timed_stands_behind_a_rest(seconds: float, monkeypatch: pytest.
     found = timer.times([lambda: (ran.append(("call", seconds)), device.kernel(8e-6, seconds))], budget=0.01)
     assert found == [pytest.approx(seconds, rel=0.02)] * len(found)
     names, rested = ([one[at] for one in ran] for at in (0, 1))
-    first = names.index("rest") - 1
+    first = names.index("rest") - 1  # after calls that warm up and tell their length
+    assert names[:first].count("call") == 4
     assert names[first : first + 2] == ["norm", "rest"], "L2 is full of other data, as after a step's kernels"
     readings = "".join(name[0] for name in names[first:]).split("nr")[1:]
     assert all(set(one) <= {"c"} for one in readings)
     for at, calls in zip([at for at, name in enumerate(names) if name == "rest"], readings, strict=True):
-        assert rested[at] >= 0.49 * len(calls) * seconds
+        assert rested[at] >= 0.99 * len(calls) * seconds
 
 
 def test_calls_take_turns() -> None:
