@@ -44,10 +44,9 @@ def power(bench: Bench) -> None:
         if bench.world.size > 1:
             return
         raise
-    product, passing, attending = (
-        body(work, bench.arena) for work in (Gemm(_SIDE, _SIDE, _SIDE, "bf16"), MemoryBound("add", 2 * _BYTES, _BYTES, "bf16"), _ATTENDED)
-    )
+    works = Gemm(_SIDE, _SIDE, _SIDE, "bf16"), MemoryBound("add", 2 * _BYTES, _BYTES, "bf16"), _ATTENDED
     with torch.no_grad():
+        product, passing, attending = (body(work, bench.arena) for work in works)
         _loop(bench, meter, WAITING, [lambda: bench.cuda.hold(int(1e-3 * FASTEST))], 1.5e-3)
         rested = bench.device_times([product])
         bench.add("power", "product", "bf16", WAITING, rested)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from executor.device_times import DeviceTimer
 from executor.kernels.backward import _alone
 from executor.play import run_play
 from executor.players.events import Cuda
+from executor.probes.rest import Rest
 from executor.ranks.environment import sharing
 from executor.ranks.world import set_precision
 from executor.stock import run_stock
+from executor.validation.gpu_clocks import Meter
 from sim.files.planfile import load_plan
 from sim.predict import predict
 
@@ -50,6 +53,26 @@ def test_the_hold_holds(cuda: Cuda) -> None:
     assert not cuda.passed(event)
     cuda.synchronize()
     assert cuda.passed(event)
+
+
+def test_products_behind_rests_are_all_as_long(cuda: Cuda) -> None:
+    """Each behind the other they would draw more than the board may, and the later ones take longer."""
+    a = torch.randn(8192, 8192, device=cuda.device, dtype=torch.bfloat16)
+    found = DeviceTimer(cuda, hold=Rest(cuda).hold).times([lambda: a @ a], budget=0.5, least=10)
+    assert sorted(found)[len(found) // 2] < 1.03 * min(found)
+
+
+def test_the_driver_tells_what_a_board_draws(cuda: Cuda) -> None:
+    try:
+        meter = Meter(0)
+    except LookupError as error:
+        pytest.skip(str(error))
+    looks = []
+    for _ in range(60):
+        cuda.hold(int(3e7))
+        cuda.synchronize()
+        looks.append((time.perf_counter(), meter.joules()))
+    assert 0.02 < meter.share(looks) < 0.6, "it only waits"
 
 
 def test_precision_is_the_plans(cuda: Cuda) -> None:
