@@ -68,7 +68,7 @@ class DeviceTimer:
             calls[i % len(calls)]()
         self._cuda.synchronize()
         rough, launch = self._reading(calls, 2, 0.0)
-        self._hold(min(_LONGEST_HOLD, _RESTS * (2 + _WARM) * rough))
+        self._hold(min(_LONGEST_HOLD, _RESTS * _WARM * rough))  # from calls that had none
         inner = max(1, min(_MOST_CALLS, int(_READING / max(rough, 1e-7))))
         hold = min(_LONGEST_HOLD, max(1.5 * inner * launch + 5e-5, _RESTS * inner * rough))
         found: list[float] = []

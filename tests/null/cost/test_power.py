@@ -157,6 +157,13 @@ def test_a_step_is_predicted_at_the_clock_that_its_own_draw_leaves(tmp_path: Pat
     assert found.to_dict()["clock"] == found.clock and "of the boost clock" in str(found)
 
 
+def test_exact_fp32_reaches_no_limit(tmp_path: Path) -> None:
+    """No matrix units do it. TF32 they do."""
+    path = _written(tmp_path / "c.toml", POWER)
+    exact, rounded = (predict(PLAN | {"precision": precision}, "dgx-h200", calibration=path) for precision in ("fp32", "tf32"))
+    assert exact.clock == 1.0 > rounded.clock
+
+
 def test_a_step_that_waits_for_its_host_is_predicted_at_the_boost_clock(tmp_path: Path) -> None:
     small = PLAN | {"model": PLAN["model"] | {"hidden": 256, "heads": 4}, "seq_len": 128, "batch": {"micro": 1}}
     found = predict(small, "dgx-h200", calibration=_written(tmp_path / "c.toml", POWER))
