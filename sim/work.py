@@ -98,6 +98,10 @@ class GroupedGemm(_Work, tag="groupedgemm", frozen=True):
         return ((self.m * self.k + self.groups * self.k * self.n) * BYTES[self.dtype] + self.m * self.n * out) * self.repeat
 
 
+LISTED = "foreach_"
+"""Before the name of a pass that multi-tensor kernels make over lists of tensors: torch._foreach_add_ makes `foreach_add_`."""
+BLOCK = 65536
+"""Elements of a tensor that one block of threads of such a kernel goes through (ATen/native/cuda/MultiTensorApply.cuh, apex)."""
 LINE = 16
 """Bytes that matrix units load at once: rows that begin at none of their multiples need other kernels."""
 ALIGNED = LINE // 2
@@ -214,7 +218,7 @@ class MemoryBound(_Work, tag="memorybound", frozen=True):
     """FLOPs, where they matter for the record."""
     repeat: int = 1
     rows: int = 0
-    """Rows of a row-wise kernel (norms, softmax): 0 where it does not matter."""
+    """Rows of a row-wise kernel (norms, softmax), tensors of a pass over lists: 0 where it does not matter."""
 
     @property
     def flops(self) -> float:
@@ -223,6 +227,11 @@ class MemoryBound(_Work, tag="memorybound", frozen=True):
     @property
     def bytes(self) -> float:
         return float(self.read + self.written) * self.repeat
+
+    @property
+    def elements(self) -> int:
+        """That one kernel writes, or reads where it writes none: 1 at least."""
+        return max(1, int((self.written or self.read) / BYTES[self.dtype]))
 
 
 class HostWork(_Work, tag="hostwork", frozen=True):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from executor.arena import Arena
-from executor.kernels import elementwise, rows, updates
+from executor.kernels import elementwise, lists, rows, updates
 from executor.kernels.site import Call, Site
 from sim.cost.cpu import variant
 from sim.optimizers import OPTIMIZERS
 from sim.work import MemoryBound
 
-_KERNELS = elementwise.KERNELS | rows.KERNELS
+_KERNELS = elementwise.KERNELS | rows.KERNELS | lists.KERNELS
 
 
 def memory_kernel(work: MemoryBound, arena: Arena, dtype: torch.dtype) -> Call:

@@ -14,8 +14,9 @@ import torch
 from executor.probes.bench import Bench, middle
 from executor.probes.kernels import convolution, each_variant
 from executor.ranks.world import set_precision
+from sim.cost.cpu import variant
 from sim.cost.points import attention_name
-from sim.work import Attention, Gemm
+from sim.work import BLOCK, BYTES, LISTED, Attention, Gemm, MemoryBound
 
 SIZES = (128, 512, 1024, 2048, 4096, 8192, 16384, 131072)
 """Tokens, widths and vocabularies of the plans lie between them; they are none of theirs."""
@@ -30,6 +31,8 @@ _LONGEST = 8e-3
 """Seconds that the largest product may take."""
 _BYTES = (3 << 12, 3 << 16, 3 << 20, 12 << 20, 48 << 20, 192 << 20, 384 << 20)
 SEQUENCES, FEW_SEQUENCES = (128, 256, 512, 1024, 2048, 4096, 8192), (512, 2048)
+_BLOCKS = (1, 40, 160, 320)
+"""Of a launch over lists of tensors, which has 320 at most."""
 _COPIES = (1 << 12, 1 << 16, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 _CONVOLUTIONS = (
     (32, 3, 224, 224, 64, 7, 2),
@@ -90,6 +93,19 @@ def memory_bound(bench: Bench) -> None:
     """Every variant by bytes, in bf16 and fp32: within L2, and out of memory."""
     for dtype, total in product(("bf16", "fp32"), _BYTES[::3] if bench.quick else _BYTES):
         each_variant(bench, total, dtype)
+    for dtype in ("bf16", "fp32"):
+        bench.phase(f"{dtype} passes over lists of tensors")
+        for blocks in _BLOCKS[::3] if bench.quick else _BLOCKS:
+            for work in passes(blocks, dtype):
+                bench.work("memory", variant(work), work, dtype, (work.read + work.written,))
+
+
+def passes(blocks: int, dtype: str) -> Iterator[MemoryBound]:
+    """A launch of each pass over lists of tensors, of so many blocks; the longest one of three lists read."""
+    n, e = blocks * BLOCK, int(BYTES[dtype])
+    longest = (("add_", 3, 1),) if blocks == _BLOCKS[-1] else ()
+    for what, read, written in (("scale_", 1, 1), ("add_", 2, 1), ("sqrt", 1, 1), ("norm", 1, 0), *longest):
+        yield MemoryBound(LISTED + what, read * n * e, written * n * e, dtype, float(n), 1, 1)
 
 
 def attention(bench: Bench) -> None:

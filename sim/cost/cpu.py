@@ -13,10 +13,10 @@ from functools import lru_cache, partial
 from sim.cost.between import Curve, Grid
 from sim.cost.calibration import Calibration, Sample
 from sim.cost.convolved import Convolutions
-from sim.cost.memory_bound import NARROW
+from sim.cost.memory_bound import NARROW, filled
 from sim.cost.price import Cost, Source
 from sim.optimizers import OPTIMIZERS
-from sim.work import BYTES, LINE, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work, row_alignment
+from sim.work import BYTES, LINE, LISTED, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work, row_alignment
 
 ASSUMED_FLOPS = {"fp32": 5e10, "bf16": 5e10, "fp16": 1e10}
 """FLOP/s of one server core where nothing was measured: AVX2 at 3 GHz reaches 96 peak, about half in GEMMs (assumed)."""
@@ -212,11 +212,20 @@ class Prices:
 
     def _bytes(self, work: MemoryBound) -> tuple[float, Source]:
         name, size = variant(work), float(work.read + work.written)
+        if name.startswith(LISTED):
+            return self._listed(work, size)
         if name != _WEIGHTS or self.calibration.device == "cpu":
             return self._moved(name, work.dtype, size)
         # A block of threads of a GPU for each 32 columns goes through all rows: fewer columns leave SMs idle, more fill the memory's bandwidth.
         rows = 2.0 * work.rows * NARROW * BYTES[work.dtype] or size
         return max(self._moved(name, work.dtype, rows), self._moved("reduce", work.dtype, size))
+
+    def _listed(self, work: MemoryBound, size: float) -> tuple[float, Source]:
+        """A launch over small tensors is over with the largest one's block, but no sooner than a kernel over as many bytes of one tensor."""
+        (seconds, source), share = self._moved(work.what, work.dtype, size), filled(work)
+        if share < 1.0:
+            seconds = max(share * seconds, self._moved(work.what.removeprefix(LISTED), work.dtype, size)[0])
+        return seconds, source
 
     def _moved(self, name: str, dtype: str, size: float) -> tuple[float, Source]:
         """Seconds of a kernel by its bytes."""

@@ -8,6 +8,7 @@ kernel before has just written, and still lies in L2, is read at L2's rate. Para
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from sim.cost.device import by_arch, table
 from sim.cost.price import Source
 from sim.optimizers import OPTIMIZERS
-from sim.work import BYTES, MemoryBound
+from sim.work import BLOCK, BYTES, LISTED, MemoryBound
 from topologies.hardware import Gpu
 
 NARROW = 1024
@@ -39,9 +40,11 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens put in their experts' order, and back; transposes where no one measured them."""
     cross_entropy: float
     optimizer: float
-    """Multi-tensor kernels over parameters, gradients and states."""
+    """Fused multi-tensor kernels over parameters, gradients and states."""
     quantise: float = 0.0
     """Blocks of 32 with their scales, along rows and along columns at once (MXFP8); 0: as `stream`."""
+    block: float = 0.0
+    """Seconds in which a block of a multi-tensor pass goes through all of its elements, step by step; 0: as if they took none."""
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,11 +125,18 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     moved = float(work.read + work.written)
     warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)
     seconds = fit.floor + moved / rate * (1.0 - warm + warm / cache_.speed)
+    if work.what.startswith(LISTED):  # some blocks on each SM hide a part of each other's waiting
+        seconds = math.hypot(seconds, fit.block * filled(work))
     if work.what == ATOMIC and BYTES[work.dtype] == 2:
         seconds = max(seconds, work.written / 2 / (_halves() * gpu.sms * gpu.clock))
     if heads is not None and work.what == TRANSPOSE:
         seconds = max(seconds, work.written / BYTES[work.dtype] / (heads.values * gpu.sms * gpu.clock))
     return seconds * work.repeat, source
+
+
+def filled(work: MemoryBound) -> float:
+    """Share of a block's elements that a mean tensor of a pass over lists has."""
+    return min(1.0, work.elements / max(1, work.rows) / BLOCK)
 
 
 def share_of(fit: MemoryFit, work: MemoryBound) -> float:

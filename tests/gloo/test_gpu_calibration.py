@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from executor.kernels import lists
 from executor.probes import device as probe_device
 from executor.probes.kernels import variants
 from executor.validation.gpu_cases import cases
@@ -57,7 +58,12 @@ def written(path: Path, slower: float) -> Path:
         for dtype in ("bf16", "fp32")
         for total in probe_device._BYTES
         for work in variants(total, dtype)
-    }
+    } | {
+        (work.what, dtype, work.read + work.written): sample(work.what, work, dtype, (work.read + work.written,))
+        for dtype in ("bf16", "fp32")
+        for blocks in probe_device._BLOCKS
+        for work in probe_device.passes(blocks, dtype)
+    }  # fmt: skip
     heads = [
         Attention(max(1, 8192 // seq), 16, 16, seq, seq, d, causal=causal, dtype=dtype, backward=backward)
         for dtype, sequences in (("bf16", probe_device.SEQUENCES), ("fp32", probe_device.FEW_SEQUENCES))
@@ -81,6 +87,14 @@ def written(path: Path, slower: float) -> Path:
         path,
     )
     return path
+
+
+@pytest.mark.parametrize("blocks", probe_device._BLOCKS)
+def test_passes_over_lists_are_timed_as_one_launch_each(blocks: int) -> None:
+    for dtype in ("bf16", "fp32"):
+        for work in probe_device.passes(blocks, dtype):
+            assert work.elements == blocks * 65536 <= 320 * 65536 and work.repeat == 1
+            assert work.what in lists.KERNELS and variant(work) == work.what
 
 
 def test_the_file_is_small_enough_to_commit(file: Path) -> None:

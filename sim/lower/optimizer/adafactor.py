@@ -92,7 +92,7 @@ def _passed(job: Job, tensors: list[int], passes: Passes) -> list[Work]:
         if what == "copy":
             found += [work for size in tensors for work in over_one(size, ((what, r, w),), width, dtype)]
         else:
-            found.append(over_lists(job, tensors, what, r * width, w * width, dtype, r + (what == "scale")))
+            found.append(over_lists(job, Counter(tensors), what, r * width, w * width, dtype, r + (what == "scale")))
     return found
 
 

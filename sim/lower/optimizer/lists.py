@@ -1,46 +1,47 @@
 """How passes over tensors are launched: lists of them in multi-tensor kernels, or each tensor by itself.
 
-A multi-tensor kernel takes so many tensors and so many elements (ATen/native/cuda/MultiTensorApply.cuh); on a CPU foreach is a loop.
+A multi-tensor kernel takes so many tensors and so many of their pieces (ATen/native/cuda/MultiTensorApply.cuh); on a CPU foreach is a loop.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from sim.lower.job import Job
 from sim.lower.optimizer.owned import Share
 from sim.lower.optimizer.passes import kernel, over_one
-from sim.optimizers import Passes
-from sim.work import MemoryBound, Work
+from sim.optimizers import OPTIMIZERS, Passes
+from sim.work import BLOCK, LISTED, MemoryBound, Work
 
-CHUNK = 320 * 65536
-"""Elements of one multi-tensor launch: 320 blocks of 65,536 (ATen/native/cuda/MultiTensorApply.cuh, apex)."""
+BLOCKS = 320
+"""Blocks of one multi-tensor launch, each over a piece of one tensor (ATen/native/cuda/MultiTensorApply.cuh, apex)."""
 TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 """Tensors of one multi-tensor launch, by lists of tensors that it walks (the same header)."""
 
 
-def launches(job: Job, tensors: int, elements: int, lists: int) -> int:
-    """Kernels of one multi-tensor pass over `lists` lists of so many tensors. On a CPU foreach is a loop whose passes are one each here:
-    the calibration's seconds for each tensor hold its calls."""
-    if job.device == "cpu":
-        return 1
-    return max(math.ceil(tensors / TENSORS.get(lists, 30)), math.ceil(elements / CHUNK), 1)
+def launches(sizes: Counter[int], lists: int) -> int:
+    """Kernels of one multi-tensor pass over `lists` lists of tensors, so many of each size (elements)."""
+    blocks = sum(-(-size // BLOCK) * count for size, count in sizes.items())
+    return max(math.ceil(sizes.total() / TENSORS.get(lists, 30)), math.ceil(blocks / BLOCKS), 1)
 
 
 def over_all(job: Job, share: Share, what: str, read: float, written: float, dtype: str, lists: int = 2) -> Work:
     """One pass over all tensors; `read` and `written` are bytes per element."""
-    return _multi(job, share.tensors, share.elements, what, (read, written), dtype, lists)
+    return over_lists(job, share.sizes, what, read, written, dtype, lists)
 
 
-def over_lists(job: Job, tensors: list[int], what: str, read: float, written: float, dtype: str, lists: int = 2) -> Work:
-    """One pass over some tensors, by their elements."""
-    return _multi(job, len(tensors), sum(tensors), what, (read, written), dtype, lists)
-
-
-def _multi(job: Job, tensors: int, elements: int, what: str, moved: tuple[float, float], dtype: str, lists: int) -> Work:
-    count = launches(job, tensors, elements, lists)
-    each = elements / count
-    return MemoryBound(what, int(each * moved[0]), int(each * moved[1]), dtype, float(int(each)), count)
+def over_lists(job: Job, sizes: Counter[int], what: str, read: float, written: float, dtype: str, lists: int = 2) -> Work:
+    """One pass over some tensors, so many of each size (elements). On a CPU foreach is a loop whose passes are one each here: the calibration's
+    seconds for each tensor hold its calls."""
+    elements = sum(size * count for size, count in sizes.items())
+    if job.device == "cpu":
+        return MemoryBound(what, int(elements * read), int(elements * written), dtype, float(elements))
+    count = launches(sizes, lists)
+    each, rows = elements / count, 0
+    if what not in OPTIMIZERS:
+        what, rows = LISTED + what, max(1, round(sizes.total() / count))
+    return MemoryBound(what, int(each * read), int(each * written), dtype, float(int(each)), count, rows)
 
 
 def passed(job: Job, share: Share, passes: Passes, width: float, dtype: str) -> list[Work]:

@@ -289,6 +289,17 @@ def test_the_rate_within_l2_is_none_of_what_is_larger() -> None:
     assert prices(_losses(12 << 20)).price(LOSS)[1] == "fitted"
 
 
+def test_passes_over_lists_have_points_of_their_own() -> None:
+    """Small tensors fill a part of a block each: their launch is over with the largest one's, and no sooner than a plain kernel."""
+    names = ("foreach_scale_", 3e-5), ("scale_", 1e-5)
+    rows = [row(name, (n << 18,), seconds * n / 320, "bf16") for name, seconds in names for n in (1, 320)]
+    table = prices(calibrated(1, memory=tuple(rows)))
+    work = MemoryBound("foreach_scale_", 320 << 17, 320 << 17, "bf16", rows=1)
+    assert table.price(work) == (pytest.approx(3e-5), "measured")
+    assert table.price(replace(work, rows=640))[0] == pytest.approx(1.5e-5)
+    assert table.price(replace(work, rows=6400))[0] == pytest.approx(1e-5)
+
+
 def test_a_gpus_kernel_is_no_shorter_than_its_launch_only_on_a_cpu() -> None:
     rows = tuple(row("fwd", (1, 1, s, d), 1e-12 * s * s * d, "bf16") for s in (64, 1024) for d in (32, 128))
     table = prices(calibrated(attention=rows, host=(row("kernel", (), 1.0),)))

@@ -85,6 +85,24 @@ def test_large_adds_reach_the_streaming_rate() -> None:
         assert found / device.bandwidth == pytest.approx(share, abs=0.03), name
 
 
+LAUNCH = 320 * 65536
+"""Elements of the largest launch of a pass over lists."""
+
+
+@pytest.mark.parametrize(
+    ("e", "read", "measured"), [(2, 1, 27e-6), (2, 2, 35e-6), (2, 3, 44e-6), (4, 1, 44e-6), (4, 2, 62e-6), (4, 3, 80e-6)]
+)
+def test_passes_over_lists_wait_for_their_blocks(e: int, read: int, measured: float) -> None:
+    """Kernels of AdamW's foreach on one H200 (torch 2.11): bf16 states of Llama 3 8B and GPT-2, fp32 ones under autocast."""
+    dtype = "bf16" if e == 2 else "fp32"
+    work = MemoryBound("foreach_add_", read * LAUNCH * e, LAUNCH * e, dtype, rows=1)
+    assert memory_bound_cost(work, gpu("h200-sxm"))[0] == pytest.approx(measured, rel=0.05)
+    small = replace(work, read=work.read // 64, written=work.written // 64, rows=100)  # of 3,277 elements each
+    plain = replace(small, what="add_")
+    assert memory_bound_cost(plain, gpu("h200-sxm"))[0] <= memory_bound_cost(small, gpu("h200-sxm"))[0] < 5e-6
+    assert memory_bound_cost(work, gpu("b200-sxm")) == memory_bound_cost(replace(work, what="add_"), gpu("b200-sxm")), "not measured"
+
+
 @pytest.mark.parametrize(("rows", "seconds"), [(4096, 51.5e-6), (3072, 24.5e-6)])
 def test_operands_of_8_bits_are_cast_beside_their_transpose_as_measured_on_hopper(rows: int, seconds: float) -> None:
     """TransformerEngine pull request 101: square halves on an H100 SXM. Other architectures stream."""

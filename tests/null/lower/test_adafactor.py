@@ -52,14 +52,15 @@ def test_a_matrix_is_estimated_from_a_row_and_a_column() -> None:
     found = moved(p, op.id)
     one = [("norm", 4 * SIZE, 256, 1), ("norm", 4 * SIZE, 128, 1), ("reduce", 256, 4, 1), ("scale", 4 * SIZE, 4 * SIZE, 1)]
     assert found[:8] == one * 2 and found[8] == ("scale", 8, 8, 7)
-    lists = [("scale", 8 * SIZE, 8 * SIZE, 1), ("sqrt", 8 * SIZE, 8 * SIZE, 1), ("scale", 16 * SIZE, 8 * SIZE, 1)]
+    lists = [("foreach_scale", 8 * SIZE, 8 * SIZE, 1), ("foreach_sqrt", 8 * SIZE, 8 * SIZE, 1), ("foreach_scale", 16 * SIZE, 8 * SIZE, 1)]
     assert found[9:] == lists
-    assert moved(p, "optimizer/matrices.step") == [("scale", 8 * SIZE, 8 * SIZE, 1), ("add", 16 * SIZE, 8 * SIZE, 1)]
+    assert moved(p, "optimizer/matrices.step") == [("foreach_scale", 8 * SIZE, 8 * SIZE, 1), ("foreach_add", 16 * SIZE, 8 * SIZE, 1)]
 
 
 def test_a_vector_is_copied_to_become_its_update() -> None:
     found = [(what, repeat) for what, _, _, repeat in moved(adafactor(), "optimizer/vectors.estimate")]
-    assert found == [("scale", 1), ("add", 1), *[("copy", 1)] * 4, ("scale", 1), ("sqrt", 1), ("scale", 1)]
+    last = [(f"foreach_{what}", 1) for what in ("scale", "sqrt", "scale")]
+    assert found == [("foreach_scale", 1), ("foreach_add", 1), *[("copy", 1)] * 4, *last]
 
 
 def test_a_for_loop_calls_each_for_each() -> None:

@@ -65,18 +65,26 @@ def test_many_tensors_take_many_multi_tensor_launches() -> None:
 def test_passes_write_over_what_they_read_but_the_root() -> None:
     """torch/optim/adamw.py: mul_, lerp_, mul_, addcmul_, sqrt, div_, add_, addcdiv_."""
     assert [work.what for work in works(program({}, framework=QUIET.but(optimizer={"implementation": "foreach"})))] == (
-        ["scale_", "add_", "scale_", "add_", "sqrt", "scale_", "scale_", "add_"]
+        [f"foreach_{what}" for what in ("scale_", "add_", "scale_", "add_", "sqrt", "scale_", "scale_", "add_")]
     )
+
+
+def test_a_launch_has_so_many_pieces_of_tensors() -> None:
+    """GPT-2's 124 M elements fill six launches of 320 pieces, and take seven: each of its small tensors is a piece (56 kernels of AdamW on H200)."""
+    parts = (linear(elements=80 * 65536), *(linear(elements=768) for _ in range(2)))
+    p = program({}, network(4, parts), QUIET.but(optimizer={"implementation": "foreach"}))
+    assert {work.repeat for work in works(p)} == {2}, "328 pieces"
+    assert {work.rows for work in works(p)} == {6} and {work.elements for work in works(p)} == {2 * 80 * 65536 + 4 * 768}
 
 
 def test_a_master_copy_is_cast_back_unless_fsdp_gathers_from_it() -> None:
     kinds = [work.what for work in works(program({"precision": "bf16"}, framework=MIXED))]
-    assert kinds == ["adamw", "cast"]
+    assert kinds == ["adamw", "foreach_cast"]
     sharded = program({"precision": "bf16", "parallel": {"dp_shard": 2, "zero": 3}}, framework=MIXED)
     assert [work.what for work in works(sharded)] == ["adamw"]
     assert works(sharded)[0].bytes == 28 * MIB, "half the parameters"
     low = program({"precision": "bf16"}, framework=MIXED.but(precision={"grad_dtype": "bf16"}))
-    assert [work.what for work in works(low)] == ["cast", "adamw", "cast"]
+    assert [work.what for work in works(low)] == ["foreach_cast", "adamw", "foreach_cast"]
 
 
 def clipped(framework: Framework, parallel: dict[str, int]) -> Program:

@@ -34,9 +34,9 @@ def test_an_outer_step_sends_what_ranks_have_moved_by() -> None:
     assert show(p.segments["average"]) == ["compute: outer/moved", "compute: outer/all_reduce", "compute: outer/step"]
     assert messages(p, step=0) == [] and messages(p, step=1) == [("all_reduce", "dp", ALL)]
     moved = [(w.what, w.read // ALL, w.written // ALL) for w in kernels(p, "outer/moved")]
-    assert moved == [("add", 2, 1), ("copy", 1, 1), ("scale", 1, 1)], "the difference, joined, divided by the ranks"
+    assert moved == [("foreach_add", 2, 1), ("copy", 1, 1), ("scale", 1, 1)], "the difference, joined, divided by the ranks"
     stepped = [(w.what, w.read // ALL, w.written // ALL) for w in kernels(p, "outer/step")]
-    assert stepped == [("copy", 1, 1), ("scale_", 1, 1), ("add_", 2, 1), ("add_", 2, 1), ("add_", 2, 1), ("copy", 1, 1)]
+    assert stepped == [(f"foreach_{what}", read, 1) for what, read in (("copy", 1), ("scale_", 1), *(("add_", 2),) * 3, ("copy", 1))]
     verify(p)
 
 
@@ -58,8 +58,8 @@ def test_eager_frameworks_spend_an_optimizers_host_time_on_it() -> None:
 
 def test_alone_nothing_is_sent_but_the_step_is_taken() -> None:
     p = local(1)
-    assert messages(p, step=1) == [] and [w.what for w in kernels(p, "outer/step")] == ["copy", "momentum", "copy"]
-    assert [w.what for w in kernels(p, "outer/moved")] == ["add"]
+    assert messages(p, step=1) == [] and [w.what for w in kernels(p, "outer/step")] == ["foreach_copy", "momentum", "foreach_copy"]
+    assert [w.what for w in kernels(p, "outer/moved")] == ["foreach_add"]
     assert "average" not in local(1, "average").segments
 
 
@@ -67,7 +67,7 @@ def test_masters_are_averaged_and_cast_for_forward() -> None:
     mixed = QUIET.but(precision={"param_dtype": "bf16", "master": True, "grad_dtype": "fp32"})
     p = local(framework=mixed, precision="bf16")
     assert messages(p, step=1) == [("all_reduce", "dp", ALL)], "in fp32"
-    assert [w.what for w in kernels(p, "outer/step")] == ["copy", "momentum", "cast", "copy"]
+    assert [w.what for w in kernels(p, "outer/step")] == ["foreach_copy", "momentum", "foreach_cast", "foreach_copy"]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
