@@ -124,6 +124,7 @@ KERNELS: dict[str, Callable[[Site], Call]] = {
     "scale_": _scale_in_place,
     "sqrt": _sqrt,
     "cast": _cast,
+    "widen": _cast,
     "cast_transpose": _cast,
     "quantise": _cast,
     "zero": _zero,

@@ -24,6 +24,8 @@ ASSUMED_BYTES = 6e9
 """Bytes per second of memory-bound kernels on one core, both directions together (assumed)."""
 _FULL = 1 << 16
 """Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
+_WIDEN = "widen"
+"""A cast to a wider dtype, which a GPU makes at half the rate of one to a narrower dtype."""
 _WEIGHTS = "layernorm_weights"
 """The gradients of a layer norm's weights: sums over its rows."""
 _STREAMED = 192 << 20
@@ -79,6 +81,8 @@ def variant(work: MemoryBound) -> str:
         what = "softmax_wide"  # a loss: rows that no warp keeps in registers are read two and three times
     if what == "glu":
         return "glu_backward" if ratio < 1.8 else "glu"
+    if what == "cast" and ratio < 1.0:
+        return _WIDEN
     backward = what in TWO_SIDED and ratio > _TURNS.get(what, _BACKWARD) and what != "cross_entropy"
     if what == "activation":
         what = _activation(work, backward)
@@ -112,7 +116,7 @@ def prices(calibration: Calibration) -> Prices:
 
 _NEAREST = {
     "sqrt": "scale", "add_": "add", "scale_": "scale", "softmax_wide": "softmax", "softmax_wide_backward": "softmax_backward",
-    _WEIGHTS: "reduce",
+    _WEIGHTS: "reduce", _WIDEN: "cast",
 } | {name: one.like for name, one in OPTIMIZERS.items()}  # fmt: skip
 """What stands for a kernel that older calibrations did not measure, or none does."""
 

@@ -29,7 +29,7 @@ from tests.gloo.gpu_standin import StandIn, alone
 from topologies.errors import BadInput
 
 MAIN = {
-    "add": "add", "add_": "add_", "scale": "mul", "scale_": "mul_", "copy": "clone", "permute": "clone", "zero": "zero_", "cast": "_to_copy", "reduce": "sum",
+    "add": "add", "add_": "add_", "scale": "mul", "scale_": "mul_", "copy": "clone", "permute": "clone", "zero": "zero_", "cast": "_to_copy", "widen": "_to_copy", "reduce": "sum",
     "norm": "linalg_vector_norm", "relu": "relu", "relu_backward": "threshold_backward", "gelu": "gelu", "gelu_backward": "gelu_backward",
     "silu": "silu", "silu_backward": "silu_backward", "glu": "silu", "glu_backward": "silu_backward", "dropout": "native_dropout",
     "dropout_backward": "native_dropout_backward", "layernorm": "native_layer_norm", "layernorm_backward": "native_layer_norm_backward",

@@ -189,6 +189,8 @@ def test_measured_points_are_what_they_are() -> None:
         ("groupnorm", 2, 1, 8, "batchnorm"),
         ("groupnorm", 4, 1, 16, "batchnorm_backward"),
         ("cross_entropy", 1, 1, 5, "cross_entropy"),
+        ("cast", 4, 2, 1, "cast"),
+        ("cast", 2, 4, 1, "widen"),
     ],
 )
 def test_variants(what: str, read: int, written: int, per_element: float, expected: str) -> None:
