@@ -219,6 +219,8 @@ class MemoryBound(_Work, tag="memorybound", frozen=True):
     repeat: int = 1
     rows: int = 0
     """Rows of a row-wise kernel (norms, softmax), tensors of a pass over lists: 0 where it does not matter."""
+    halves: bool = False
+    """One of its inputs is a half of each of `rows` rows (a chunk of a fused projection): torch's kernels read and write such values one by one."""
 
     @property
     def flops(self) -> float:

@@ -19,7 +19,7 @@ def plain(s: Site) -> Call:
 
 
 def _scale(s: Site) -> Call:
-    a, b = s.flat(), s.flat(far=True)
+    a, b = s.flat(), s.flat(far=True, half=True)
     return (lambda: torch.mul(a, b)) if s.inputs >= 2 else (lambda: torch.mul(a, 0.5))
 
 
@@ -81,12 +81,12 @@ def _gelu_backward(s: Site) -> Call:
 
 
 def _silu(s: Site) -> Call:
-    a = s.flat()
+    a = s.flat(half=True)
     return lambda: F.silu(a)
 
 
 def _silu_backward(s: Site) -> Call:
-    g, a = s.flat(), s.flat(far=True)
+    g, a = s.flat(), s.flat(far=True, half=True)
     return lambda: aten.silu_backward(g, a)
 
 

@@ -7,7 +7,7 @@ import torch
 from executor.arena import Arena
 from executor.kernels import elementwise, lists, rows, updates
 from executor.kernels.site import Call, Site
-from sim.cost.cpu import variant
+from sim.cost.cpu import HALVES, variant
 from sim.optimizers import OPTIMIZERS
 from sim.work import MemoryBound
 
@@ -16,7 +16,7 @@ _KERNELS = elementwise.KERNELS | rows.KERNELS | lists.KERNELS
 
 def memory_kernel(work: MemoryBound, arena: Arena, dtype: torch.dtype) -> Call:
     """The call for one work; kinds without a kernel of their own run as a copy or an add of the same bytes."""
-    site, name = Site(work, arena, dtype), variant(work)
+    site, name = Site(work, arena, dtype), variant(work).removesuffix(HALVES)
     return _KERNELS.get(name, updates.update if name in OPTIMIZERS else _plain)(site)
 
 

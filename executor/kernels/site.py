@@ -27,9 +27,13 @@ class Site:
         self.width = max(1, self.n // self.rows)
         self.inputs = max(1, round(work.read / max(1, work.written))) if work.written else 1
 
-    def flat(self, far: bool = False) -> torch.Tensor:
-        """As many elements as the kernel writes; `far`: not touched lately, so that they come from memory."""
-        return (self.arena.distant if far else self.arena.recent)(self.n, dtype=self.dtype)
+    def flat(self, far: bool = False, half: bool = False) -> torch.Tensor:
+        """As many elements as the kernel writes; `far`: not touched lately, so that they come from memory; `half`: of the array whose rows it reads
+        halves of, if it does."""
+        take = self.arena.distant if far else self.arena.recent
+        if not self.work.halves:
+            return take(self.n, dtype=self.dtype)
+        return take(self.rows, self.width * (2 if half else 1), dtype=self.dtype)[:, : self.width]
 
     def table(self, far: bool = False) -> torch.Tensor:
         """The same as (rows, width)."""

@@ -31,6 +31,8 @@ _LONGEST = 8e-3
 """Seconds that the largest product may take."""
 _BYTES = (3 << 12, 3 << 16, 3 << 20, 12 << 20, 48 << 20, 192 << 20, 384 << 20)
 SEQUENCES, FEW_SEQUENCES = (128, 256, 512, 1024, 2048, 4096, 8192), (512, 2048)
+_ROW = 1 << 14
+"""Elements of a fused projection's row."""
 _BLOCKS = (1, 40, 160, 320)
 """Of a launch over lists of tensors, which has 320 at most."""
 _COPIES = (1 << 12, 1 << 16, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
@@ -93,11 +95,23 @@ def memory_bound(bench: Bench) -> None:
     """Every variant by bytes, in bf16 and fp32: within L2, and out of memory."""
     for dtype, total in product(("bf16", "fp32"), _BYTES[::3] if bench.quick else _BYTES):
         each_variant(bench, total, dtype)
+        for work in halves(total, dtype):
+            bench.work("memory", variant(work), work, dtype, (work.read + work.written,))
     for dtype in ("bf16", "fp32"):
         bench.phase(f"{dtype} passes over lists of tensors")
         for blocks in _BLOCKS[::3] if bench.quick else _BLOCKS:
             for work in passes(blocks, dtype):
                 bench.work("memory", variant(work), work, dtype, (work.read + work.written,))
+
+
+def halves(total: int, dtype: str) -> Iterator[MemoryBound]:
+    """Kernels of a gated activation over halves of rows of `_ROW` elements, of about `total` bytes each."""
+    e = int(BYTES[dtype])
+    for what, inputs, ops in (("activation", 1, 5.0), ("activation", 2, 10.0), ("scale", 2, 1.0)):
+        rows = total // (inputs + 1) // e // (_ROW // 2)
+        if rows:
+            n = rows * (_ROW // 2)
+            yield MemoryBound(what, inputs * n * e, n * e, dtype, ops * n, 1, rows, True)
 
 
 def passes(blocks: int, dtype: str) -> Iterator[MemoryBound]:

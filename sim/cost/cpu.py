@@ -24,6 +24,8 @@ ASSUMED_BYTES = 6e9
 """Bytes per second of memory-bound kernels on one core, both directions together (assumed)."""
 _FULL = 1 << 16
 """Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
+HALVES = "_halves"
+"""After the name of a kernel that reads a half of each row."""
 _WIDEN = "widen"
 """A cast to a wider dtype, which a GPU makes at half the rate of one to a narrower dtype."""
 _WEIGHTS = "layernorm_weights"
@@ -86,7 +88,7 @@ def variant(work: MemoryBound) -> str:
     backward = what in TWO_SIDED and ratio > _TURNS.get(what, _BACKWARD) and what != "cross_entropy"
     if what == "activation":
         what = _activation(work, backward)
-    return f"{what}_backward" if backward else what
+    return (f"{what}_backward" if backward else what) + HALVES * work.halves
 
 
 def _activation(work: MemoryBound, backward: bool) -> str:
@@ -216,6 +218,8 @@ class Prices:
 
     def _bytes(self, work: MemoryBound) -> tuple[float, Source]:
         name, size = variant(work), float(work.read + work.written)
+        if self.calibration.device == "cpu":  # whose vectors read a half of a row as they read a row
+            name = name.removesuffix(HALVES)
         if name.startswith(LISTED):
             return self._listed(work, size)
         if name != _WEIGHTS or self.calibration.device == "cpu":

@@ -43,6 +43,8 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     """Fused multi-tensor kernels over parameters, gradients and states."""
     quantise: float = 0.0
     """Blocks of 32 with their scales, along rows and along columns at once (MXFP8); 0: as `stream`."""
+    halves: float = 0.0
+    """Values that an SM reads and writes in a cycle where they lie in halves of rows (`MemoryBound.halves`); 0: as many as come."""
     block: float = 0.0
     """Seconds in which a block of a multi-tensor pass goes through all of its elements, step by step; 0: as if they took none."""
 
@@ -127,6 +129,8 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     seconds = fit.floor + moved / rate * (1.0 - warm + warm / cache_.speed)
     if work.what.startswith(LISTED):  # some blocks on each SM hide a part of each other's waiting
         seconds = math.hypot(seconds, fit.block * filled(work))
+    if work.halves and fit.halves:
+        seconds = max(seconds, work.elements / (fit.halves * gpu.sms * gpu.clock))
     if work.what == ATOMIC and BYTES[work.dtype] == 2:
         seconds = max(seconds, work.written / 2 / (_halves() * gpu.sms * gpu.clock))
     if heads is not None and work.what == TRANSPOSE:

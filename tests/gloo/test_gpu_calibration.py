@@ -58,7 +58,7 @@ def written(path: Path, slower: float) -> Path:
         (variant(work), dtype, work.read + work.written): sample(variant(work), work, dtype, (work.read + work.written,))
         for dtype in ("bf16", "fp32")
         for total in probe_device._BYTES
-        for work in variants(total, dtype)
+        for work in (*variants(total, dtype), *probe_device.halves(total, dtype))
     } | {
         (work.what, dtype, work.read + work.written): sample(work.what, work, dtype, (work.read + work.written,))
         for dtype in ("bf16", "fp32")

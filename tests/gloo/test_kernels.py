@@ -212,6 +212,32 @@ def test_passes_over_lists_are_torchs(what: str, read: int, written: int, dtype:
     assert what == "copy" or torch.equal(ring, arena._distant._flat)
 
 
+@pytest.mark.parametrize(("what", "inputs", "ops", "called"), [
+    ("activation", 1, 5.0, "silu"), ("activation", 2, 10.0, "silu_backward"), ("scale", 2, 1.0, "mul"),
+])  # fmt: skip
+def test_gated_activations_read_halves_of_rows_where_they_lie(what: str, inputs: int, ops: float, called: str) -> None:
+    """As stock models do: such kernels take twice as long on a GPU as those over rows that lie together, and write these."""
+    rows, width, seen = 48, 256, list[tuple[torch.Tensor, ...]]()
+    n = rows * width
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            assert func.overloadpacket.__name__ == called
+            seen.append(args)
+            return func(*args, **(kwargs or {}))
+
+    for halves in (True, False):
+        work = MemoryBound(what, inputs * 2 * n, 2 * n, "bf16", ops * n, 1, rows, halves)
+        assert variant(work).endswith("_halves") == halves
+        run = memory_kernel(work, Arena(torch.device("cpu"), 1 << 28, distant=1 << 20), torch.bfloat16)
+        with torch.no_grad(), Noted():
+            made: Any = run()
+        assert made.numel() == n and made.is_contiguous()
+    lying, together = ([x for x in given if isinstance(x, torch.Tensor)] for given in seen)
+    assert [x.is_contiguous() for x in lying] == [True] * (inputs - 1) + [False] and all(x.is_contiguous() for x in together)
+    assert lying[-1].stride() == (2 * width, 1)
+
+
 def test_gradients_are_cast_by_lists_into_another_dtype() -> None:
     arena = Arena(torch.device("cpu"), 1 << 28, distant=1 << 20)
     with torch.no_grad():

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from sim.model.layers.elementwise import elementwise
 from sim.model.parts import Part
 from sim.model.share import Share
-from sim.work import Work
+from sim.work import MemoryBound, Work
 
 _ACTIVATION_FLOPS = {"relu": (1.0, 2.0), "relu2": (1.0, 2.0), "silu": (5.0, 10.0)}
 """FLOPs per element forward and backward; gelu and tanh, which need an error function or exponentials, take 8 and 12. They tell kernels apart on CPUs."""
@@ -20,8 +20,8 @@ def activation(
     """The non-linearity between an MLP's linears, on `width` columns of its output.
 
     Gated kinds read two inputs of `width`. Unfused, silu keeps its input and the product keeps both factors; relu keeps its result, and so
-    nothing of its own where what comes after it keeps that (`reread`). `halves`: the inputs are halves of one result, whose gradients a copy
-    joins.
+    nothing of its own where what comes after it keeps that (`reread`). `halves`: the inputs are halves of one result, which unfused kernels read
+    where they lie, and whose gradients a copy joins.
     """
     e, n = share.e, rows * width
     fused = share.framework.elementwise.fused_activation or share.framework.compile
@@ -30,10 +30,11 @@ def activation(
             forward: tuple[Work, ...] = (elementwise("glu", share, n, 2 * e, e, 6.0),)
             backward: tuple[Work, ...] = (elementwise("glu", share, n, 3 * e, 2 * e, 12.0),)
         else:
-            forward = (elementwise("activation", share, n, e, e, 5.0), elementwise("scale", share, n, 2 * e, e))
-            backward = (elementwise("scale", share, n, 2 * e, e), elementwise("scale", share, n, 2 * e, e))
-            backward += (elementwise("activation", share, n, 2 * e, e, 10.0),)
-            backward += (elementwise("copy", share, 2 * n, e, e),) * halves
+            product, gate = elementwise("scale", share, n, 2 * e, e), elementwise("activation", share, n, e, e, 5.0)
+            gated, other = elementwise("activation", share, n, 2 * e, e, 10.0), product
+            if halves:  # the gradient of the second half is multiplied by what the gate made of the first
+                gate, gated, other = (replace(work, rows=rows, halves=True) for work in (gate, gated, other))
+            forward, backward = (gate, other), (product, other, gated, *(elementwise("copy", share, 2 * n, e, e),) * halves)
         kept = (2 if fused else 3) * n * e
     elif (kind == "gelu_new" or (kind == "gelu" and share.framework.elementwise.graph_operators)) and not fused:
         forward, backward = _gelu_in_python(share, n, 4 if share.framework.elementwise.graph_operators else e)
@@ -70,14 +71,20 @@ def limited(share: Share, part: Part, n: int) -> Part:
         return part
     join = (elementwise("copy", share, 2 * n, e, e),) * habits.experts.limits_apart
     clamp, mask = elementwise("scale", share, n, e, e), elementwise("scale", share, n, 2 * e, e)
+    forward, backward = (tuple(_together(work) for work in works) for works in (part.forward, part.backward))
     return replace(
         part,
-        forward=(clamp, clamp, *join, *part.forward),
-        backward=(*part.backward, mask, mask, *join),
+        forward=(clamp, clamp, *join, *forward),
+        backward=(*backward, mask, mask, *join),
         saved=part.saved + 2 * n * e,
         reads=habits.experts.limits_apart and not habits.cuda_graphs,
         native=2 + len(join),
     )
+
+
+def _together(work: Work) -> Work:
+    """Over what a clamp, or a copy, has made of the halves."""
+    return replace(work, halves=False) if isinstance(work, MemoryBound) else work
 
 
 def _gelu_in_python(share: Share, n: int, e: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:

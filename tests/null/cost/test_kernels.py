@@ -85,6 +85,21 @@ def test_large_adds_reach_the_streaming_rate() -> None:
         assert found / device.bandwidth == pytest.approx(share, abs=0.03), name
 
 
+@pytest.mark.parametrize(("rows", "width", "measured"), [(2048, 14336, 82e-6), (4096, 8192, 91e-6), (8192, 2048, 48e-6)])
+def test_halves_of_rows_are_read_value_by_value(rows: int, width: int, measured: float) -> None:
+    """silu of the first half of a fused projection's columns, and its product with the second, in bf16 on one H200 (torch 2.11)."""
+    n = rows * width
+    silu, product = (
+        MemoryBound("activation", 2 * n, 2 * n, rows=rows, halves=True),
+        MemoryBound("scale", 4 * n, 2 * n, rows=rows, halves=True),
+    )
+    for work in (silu, product):
+        assert memory_bound_cost(work, gpu("h200-sxm"))[0] == pytest.approx(measured, rel=0.1)
+        together = replace(work, halves=False)
+        assert memory_bound_cost(together, gpu("h200-sxm"))[0] < 0.7 * measured
+        assert memory_bound_cost(work, gpu("a100-sxm-80gb")) == memory_bound_cost(together, gpu("a100-sxm-80gb")), "not measured"
+
+
 LAUNCH = 320 * 65536
 """Elements of the largest launch of a pass over lists."""
 

@@ -178,3 +178,23 @@ def test_a_norm_inside_a_linear_is_no_module_of_its_own(model: str, inside: set[
     norms = {name for name, p in held.items() if p.cls == "norm"}
     assert {name for name in norms if held[name].modules < apart[name].modules} == inside
     assert {name for name in norms if held[name].native} == inside, "in the linear's function of autograd"
+
+
+def test_a_fused_projections_halves_are_read_where_they_lie_unless_something_fuses_what_reads_them() -> None:
+    """chunk of torch: silu reads the first half, the product the second; backward multiplies by the product's other factor first. A clamp, or a
+    projection for each, lays them together."""
+
+    def act(framework: str, model: str = "llama3-8b", name: str = "mlp.act") -> Part:
+        parts = [
+            p for _, block in describe(load_model(model), Shape(micro=1, seq=128), load_framework(framework)).blocks for p in block.parts
+        ]
+        return next(p for p in parts if p.name == name)
+
+    def halved(works: tuple[Work, ...]) -> list[bool]:
+        return [w.halves for w in works if isinstance(w, MemoryBound)]
+
+    eager = act("pytorch")
+    assert (halved(eager.forward), halved(eager.backward)) == ([True, True], [False, True, True, False])
+    assert {w.rows for w in (*eager.forward, *eager.backward) if isinstance(w, MemoryBound) and w.halves} == {128}
+    for other in (act("torchtitan"), act("megatron"), act("pytorch", "gpt-oss-20b", "moe.act")):
+        assert not any(halved(other.forward) + halved(other.backward))
