@@ -65,7 +65,8 @@ class Family(Rates, frozen=True, kw_only=True):
     """Rates of all head sizes and dtypes, and of those that are code of their own where they were measured."""
 
     kinds: dict[str, Rates] = {}
-    """d64 (heads up to 96 columns), mla (values narrower than keys), fp8, fp8-d64, fp8-mla: for the architectures that they name."""
+    """d64 (heads up to 96 columns), d64-full (these without a mask), mla (values narrower than keys), fp8, fp8-d64, fp8-mla: for the architectures
+    that they name."""
 
 
 Sets = dict[str, AttentionFit]
@@ -119,7 +120,7 @@ def attention_cost(work: Attention, gpu: Gpu, family: str = "flash2", clock: flo
 def _rates(family: Family, work: Attention, dtype: str, gpu: Gpu) -> Rates:
     """The most special of a family's rates that hold for this GPU."""
     head = "mla" if work.dv and work.dv != work.d else "d64" if work.d <= SMALL else ""
-    names = (f"fp8-{head}", "fp8") if dtype == "fp8" else (head,)
+    names = (f"fp8-{head}", "fp8") if dtype == "fp8" else (head,) if work.causal else (f"{head}-full", head)
     return next((family.kinds[name] for name in names if name in family.kinds and gpu.arch in family.kinds[name].forward), family)
 
 
