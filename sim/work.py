@@ -208,8 +208,8 @@ class MemoryBound(_Work, tag="memorybound", frozen=True):
     """A kernel whose time is its bytes: norm, activation, softmax, dropout, add, cast, embedding, optimizer..."""
 
     what: str
-    """add | add_ | copy | cast | cast_transpose | activation | glu | dropout | layernorm | rmsnorm | batchnorm | softmax | rope | embedding |
-    embedding_backward | cross_entropy | permute | transpose | pool | zero | scale | scale_ | norm (of a vector) | sgd | adam ...; as in
+    """add | add_ | copy | cast | cast_transpose | activation | glu | dropout | layernorm | rmsnorm | batchnorm | batchnorm_fused | softmax | rope |
+    embedding | embedding_backward | cross_entropy | permute | transpose | pool | zero | scale | scale_ | norm (of a vector) | sgd | adam ...; as in
     torch, a name that ends in _ writes over one of what it reads."""
     read: int
     written: int

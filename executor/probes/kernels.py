@@ -62,7 +62,7 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
         "permute",
         "scale_",
         "sqrt",
-        "layernorm",
+        "layernorm_apart",
         "rmsnorm",
         "softmax",
         "rope",
@@ -70,7 +70,7 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
         "cross_entropy",
     ):
         yield make(what, 1, 1)
-    for what in ("layernorm", "rmsnorm", "softmax", "embedding"):
+    for what in ("layernorm_apart", "rmsnorm", "softmax", "embedding"):
         yield make(f"{what}_backward" if what == "embedding" else what, 2, 1)
     yield make("zero", 0, 1)
     n = whole(total // (2 * e + 1))  # the mask is a byte

@@ -7,7 +7,7 @@
 (cuDNN implicit precomputed GEMM; NVIDIA convolution user's guide.) 3 x 3 kernels of stride 1 in fp32 run by Winograd's algorithm, which
 multiplies fewer numbers than the product has: in one kernel where channels are few, in kernels of its own where they are many, the
 faster of the two (cuDNN's choices by shape: tensorflow issue 9322); gradients of weights in kernels of its own alone (cuDNN, bwd_filter
-algorithms). Grouped convolutions are one GEMM per group; depthwise ones have a page of their own (`sim.cost.depthwise`).
+algorithms). In 16 bits three channels (pictures) run far below the product's rate, where it was measured. Grouped convolutions are one GEMM per group; depthwise ones have a page of their own (`sim.cost.depthwise`).
 Parameters: `params/conv.toml`.
 """
 
@@ -33,6 +33,16 @@ _PLACES = 36
 """Of its transformed operands: 6 x 6."""
 
 
+class Odd(msgspec.Struct, frozen=True, kw_only=True):
+    """16-bit maps of an odd number of channels, which no tensor core loads as they lie."""
+
+    arch: tuple[str, ...]
+    fwd: float
+    """FLOP/s over those of the GPU's fp32 units; so are the gradients'."""
+    dgrad: float
+    wgrad: float
+
+
 class ConvFit(msgspec.Struct, frozen=True, kw_only=True):
     pointwise: float
     direct: float
@@ -43,6 +53,11 @@ class ConvFit(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def _fit() -> tuple[ConvFit, int]:
     return table("conv", "share", ConvFit), table("conv", "align", dict[str, int])["channels"]
+
+
+@cache
+def _odd() -> Odd:
+    return table("conv", "odd", Odd)
 
 
 def conv_cost(work: Conv, gpu: Gpu, sustained: bool = True) -> tuple[float, Source]:
@@ -60,6 +75,9 @@ def conv_cost(work: Conv, gpu: Gpu, sustained: bool = True) -> tuple[float, Sour
         if work.role != "wgrad":
             seconds = min(seconds, product.seconds(*matrix, share.winograd, 1, work.bytes / work.repeat))
         seconds = min(seconds, _transformed(work, share, product))
+    if size < 4 and work.groups == 1 and work.c_in % 2 and gpu.arch in _odd().arch:
+        share_of_units: float = getattr(_odd(), work.role)
+        seconds = max(seconds, work.flops / work.repeat / (share_of_units * peak_flops(gpu, "fp32")))
     return seconds * work.repeat, "assumed"
 
 

@@ -75,7 +75,7 @@ def variant(work: MemoryBound) -> str:
     """The kernel that a CPU runs for it: `gelu_backward`, `layernorm`, `add`. Probe, player and prices agree on it."""
     ratio = work.read / max(1, work.written)
     what = "permute" if work.what.startswith("transpose") else work.what
-    if what == "groupnorm":  # statistics, then the values again
+    if what in ("groupnorm", "batchnorm_fused"):  # statistics, then the values again
         what = "batchnorm"
     if what == "layernorm_apart":  # kernels that a GPU runs for one norm
         what = "layernorm" if work.written else _WEIGHTS

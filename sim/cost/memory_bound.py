@@ -3,7 +3,8 @@
     time = floor + bytes / (share x bandwidth)
 
 `share` is the part of peak bandwidth that this kind of kernel reaches on large arrays, per architecture. What the
-kernel before has just written, and still lies in L2, is read at L2's rate. Parameters: `params/memory.toml`.
+kernel before has just written, and still lies in L2, is read at L2's rate. Some kernels do not keep up with memory
+(`Bound`): their time is that of their SMs, whatever the bandwidth. Parameters: `params/memory.toml`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ BOTH_WAYS = "cast_transpose"
 ATOMIC = "index_add"
 """Rows added by index, each value by an atomic operation of its own."""
 FAMILY = {
-    "layernorm": "layernorm", NORM: "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "groupnorm": "stream", "norm": "stream",
+    "layernorm": "layernorm", NORM: "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "batchnorm_fused": "stream", "groupnorm": "stream", "norm": "stream",
     "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute",
     TRANSPOSE: "permute", "transpose_tiled": "permute", "embedding": "gather", "embedding_backward": "gather",
     "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", ATOMIC: "gather", "rope": "stream",
@@ -92,6 +93,47 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     arch: tuple[str, ...]
     share: float
     """Of peak bandwidth, over all kernels of a norm."""
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds one of PyTorch's own kernels back, beside the bytes that it moves."""
+
+    share: float = 0.0
+    """Of peak bandwidth; 0: its family's."""
+    floor: float = 0.0
+    """Seconds at least; 0: those of an empty kernel."""
+    values: float = 0.0
+    """That an SM takes in a cycle at most, of what it reads or what it writes, whichever is more; 0: no limit."""
+    row: float = 0.0
+    """Cycles of an SM for each row, beside its bytes: a block of threads for a row sums it and waits."""
+    column: float = 0.0
+    """Cycles for each row, all of which a block of threads goes through for some columns."""
+
+
+_BACK = {"layernorm_apart": 1.5, "batchnorm": 3.5, "activation": 1.5, "dropout": 1.0}
+"""Read-to-written ratio above which it is the backward kernel."""
+_SPLIT, _COLUMNS = 1 << 16, 32
+"""More rows are split among blocks of threads, where blocks of so many columns would leave half of the SMs idle (PyTorch's layer_norm_kernel.cu,
+LaunchGammaBetaBackwardCUDAKernel)."""
+
+
+@cache
+def _bounds(arch: str) -> dict[str, Bound]:
+    return table("memory", "bound", dict[str, dict[str, Bound]]).get(arch, {})
+
+
+def _kernel(work: MemoryBound) -> str:
+    """Names in the tables [bound.ARCH.NAME]."""
+    if work.what == "cast" and work.written > work.read:
+        return "widen"
+    if work.what == "reduce" and work.written:
+        return "columns"
+    if work.what == NORM and not work.written:
+        return f"{NORM}_weights"
+    name = f"{work.what}_backward" if work.read > _BACK.get(work.what, math.inf) * work.written else work.what
+    if work.what == "activation" and work.ops * BYTES[work.dtype] <= (6.0 if name == work.what else 11.0) * work.written:
+        return ""  # ReLU, SiLU: few instructions for each value
+    return name
 
 
 @cache
@@ -123,10 +165,13 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     own = _measured().get(work.what)
     if own is not None and gpu.arch in own.arch:
         share = own.share
-    rate = gpu.bandwidth * share
+    bound = _bounds(gpu.arch).get(_kernel(work), Bound())
+    rate = gpu.bandwidth * (bound.share or share)
     moved = float(work.read + work.written)
     warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)
-    seconds = fit.floor + moved / rate * (1.0 - warm + warm / cache_.speed)
+    near = 1.0 - warm + warm / cache_.speed
+    seconds = max(fit.floor, bound.floor) + max(moved / rate * near, _held(bound, work, gpu, near))
+    seconds += work.rows * bound.row / (gpu.sms * gpu.clock)
     if work.what.startswith(LISTED):  # some blocks on each SM hide a part of each other's waiting
         seconds = math.hypot(seconds, fit.block * filled(work))
     if work.halves and fit.halves:
@@ -141,6 +186,15 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
 def filled(work: MemoryBound) -> float:
     """Share of a block's elements that a mean tensor of a pass over lists has."""
     return min(1.0, work.elements / max(1, work.rows) / BLOCK)
+
+
+def _held(bound: Bound, work: MemoryBound, gpu: Gpu, near: float) -> float:
+    """Seconds for which SMs keep one launch of it. `near`: how much less a wait for L2 is than one for memory."""
+    most = max(work.read, work.written) / BYTES[work.dtype]
+    if bound.values:
+        return most / (bound.values * gpu.sms * gpu.clock)
+    few = work.rows > _SPLIT and most < 2 * _COLUMNS * gpu.sms / 2 * work.rows  # input and gradient
+    return 0.0 if few else work.rows * bound.column * near / gpu.clock
 
 
 def share_of(fit: MemoryFit, work: MemoryBound) -> float:

@@ -103,6 +103,8 @@ class Maps(Habits, frozen=True, kw_only=True):
     """NHWC in 32 bits too; those of 16 bits are anyway, unless `planar`."""
     planar: bool = False
     """NCHW in 16 bits too: cuDNN's kernels for tensor cores take NHWC alone, so it turns round what a convolution reads and writes."""
+    padded: bool = False
+    """Pictures have a fourth channel of zeros, for tensor cores (--image-shape 4,224,224 of NVIDIA's MXNet scripts, DALI's pad_output)."""
 
 
 class Loss(Habits, frozen=True, kw_only=True):

@@ -46,5 +46,7 @@ def broadcast(job: Job, blocks: Iterable[BlockOps]) -> list[Op]:
 
 def _has_statistics(part: Part) -> bool:
     return (
-        bool(part.tensors) and not part.frozen and any(isinstance(work, MemoryBound) and work.what == "batchnorm" for work in part.forward)
+        bool(part.tensors)
+        and not part.frozen
+        and any(isinstance(work, MemoryBound) and work.what.startswith("batchnorm") for work in part.forward)
     )

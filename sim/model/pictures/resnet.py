@@ -57,9 +57,9 @@ def _convolved(share: Share, part: Part) -> Part:
 
 def _join(share: Share, joined: Part) -> Part:
     """The add and ReLU that follow squeeze-and-excitation (`squeeze`): the joined norm without its norm."""
-    drop = ({"batchnorm", "add"} if in_one(share) else {"batchnorm"}, {"batchnorm"})
+    drop = (("batchnorm", "add") if in_one(share) else ("batchnorm",), ("batchnorm",))
     keep = [
-        tuple(work for work in works if getattr(work, "what", "") not in gone)
+        tuple(work for work in works if not getattr(work, "what", "").startswith(gone))
         for works, gone in zip((joined.forward, joined.backward), drop, strict=True)
     ]
     if share.framework.compile:

@@ -60,6 +60,8 @@ def convolution(
     last = share.framework.maps.channels_last
     work = Conv(*shape, channels_last=last)
     y = Map(out, *work.out).of(name, x)
+    if first and share.framework.maps.padded:
+        work = replace(work, c_in=x.channels + x.channels % 2)
     weight = out * (x.channels // groups) * high * wide
     tensors = (weight, out) if bias else (weight,)
     down, up = weight_casts(share, tensors)
@@ -71,7 +73,7 @@ def convolution(
         name=name,
         forward=(*down, *turns, work, *add),
         backward=() if first else (*turns, Conv(*shape, "dgrad", channels_last=last)),
-        wgrad=(*turns, Conv(*shape, "wgrad", channels_last=last), *total, *up),
+        wgrad=(*turns, replace(work, role="wgrad"), *total, *up),
         cls="conv",
         tensors=tensors,
         saved=share.micro * x.size * share.e,
@@ -103,9 +105,9 @@ def normalised(share: Share, name: str, y: Map, *, relu: bool = True, fork: Map 
     fused = share.framework.elementwise.fused_activation or share.framework.compile
     passed = 0.0 if not (fused and relu) else e if share.framework.compile else 1 / 8
     join = fork is not None
-    extra = fused and join
-    forward: list[Work] = [elementwise("batchnorm", share, n, (2 + extra) * e, e, 8.0, y.channels)]
-    backward: list[Work] = [elementwise("batchnorm", share, n, 4 * e + passed, (1 + extra) * e, 16.0, y.channels)]
+    extra, kind = fused and join, "batchnorm_fused" if fused else "batchnorm"
+    forward: list[Work] = [elementwise(kind, share, n, (2 + extra) * e, e, 8.0, y.channels)]
+    backward: list[Work] = [elementwise(kind, share, n, 4 * e + passed, (1 + extra) * e, 16.0, y.channels)]
     if not fused:
         forward += [elementwise("add", share, n, 2 * e, e)] * join + [elementwise("activation", share, n, e, e)] * relu
         backward = [elementwise("activation", share, n, 2 * e, e)] * relu + backward

@@ -246,3 +246,67 @@ def test_vector_units_keep_their_clock_under_load() -> None:
     work = Gemm(8192, 4096, 4096, dtype="fp32")
     device = gpu("a100-pcie-40gb")
     assert kernel_cost(work, device).seconds == pytest.approx(kernel_cost(work, device, sustained=False).seconds, rel=0.1)
+
+
+def norm(rows: int, width: int, e: int) -> list[MemoryBound]:
+    """PyTorch's layer norm: forward, the input's gradient, the weights' gradients."""
+    n, dtype = rows * width, "bf16" if e == 2 else "fp32"
+    moved = ((n * e, n * e), (2 * n * e, n * e), (2 * n * e, 0))
+    return [MemoryBound("layernorm_apart", read, written, dtype, 8.0 * n, 1, rows) for read, written in moved]
+
+
+def of(what: str, n: float, read: float, written: float, ops: float = 1.0) -> MemoryBound:
+    return MemoryBound(what, int(n * read), int(n * written), "bf16", ops * n)
+
+
+MAPS = 64 * 112 * 112 * 64  # what ResNet-50's first norm and its pooling take, of 64 pictures
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"),
+    [
+        *zip(norm(8192, 768, 2), (19.3e-6, 15.4e-6, 28.1e-6), strict=True),
+        *zip(norm(12608, 768, 2), (28.3e-6, 22.4e-6, 53e-6), strict=True),
+        (norm(8192, 768, 4)[0], 26e-6),
+        (norm(98304, 1024, 2)[0], 228e-6),
+        (norm(49152, 1024, 4)[2], 224e-6),
+        (norm(98304, 1024, 2)[2], 146e-6),  # rows are split
+        (of("cast", 8192 * 50304, 2, 4), 1176e-6),
+        (of("cast", 8192 * 50304, 4, 2), 561e-6),
+        (of("reduce", 8192 * 3072, 2, 1 / 8192), 26.8e-6),
+        (of("reduce", 8192 * 768, 2, 1 / 8192), 16e-6),
+        (of("embedding_backward", 2048 * 4096, 2, 4), 113e-6),
+        (of("batchnorm", MAPS, 4, 2), 224e-6),
+        (of("batchnorm", MAPS, 8, 2), 183e-6),
+        (of("pool", MAPS, 2, 2.5), 213e-6),
+        (of("pool_backward", MAPS, 2.5, 2), 456e-6),
+        (of("dropout", 8192 * 768, 2, 3), 12e-6),
+        (of("dropout", 8192 * 768, 3, 2), 7e-6),
+        (of("activation", 8192 * 3072, 2, 2, 8.0), 35.7e-6),
+        (of("activation", 8192 * 3072, 4, 2, 12.0), 47e-6),
+        (Conv(64, 3, 224, 224, 64, 7, 7, 2, dtype="bf16"), 387e-6),
+        (Conv(64, 3, 224, 224, 768, 16, 16, 16, 0, dtype="bf16"), 381e-6),
+    ],
+    ids=str,
+)
+def test_torch_s_kernels_that_hopper_s_sms_hold_back_take_as_long_as_measured(work: Work, seconds: float) -> None:
+    """Of whole steps on an H200 (torch 2.11), and of a probe."""
+    assert kernel_cost(work, gpu("h200-sxm")).seconds == pytest.approx(seconds, rel=0.35 if work.bytes < 4e7 else 0.12)
+
+
+def test_what_holds_sms_back_takes_as_long_whatever_the_memory() -> None:
+    """An H100 has as many SMs as an H200, and 0.7 of its bandwidth: sums over few columns take as long, adds do not."""
+
+    def ratio(work: MemoryBound) -> float:
+        return memory_bound_cost(work, gpu("h100-sxm"))[0] / memory_bound_cost(work, gpu("h200-sxm"))[0]
+
+    assert ratio(of("batchnorm", MAPS, 4, 2)) == 1.0 == pytest.approx(ratio(norm(49152, 1024, 2)[2]))
+    assert ratio(of("batchnorm_fused", MAPS, 4, 2)) > 1.4 < ratio(of("add", MAPS, 4, 2))
+
+
+@pytest.mark.parametrize("seq", [128, 512, 1024, 8192])
+def test_heads_of_64_without_a_mask_run_at_cudnn_s_rate_on_hopper(seq: int) -> None:
+    """Forward and backward of about 8192 tokens and 16 heads, as measured on an H200."""
+    measured = {128: 120.7e-6, 512: 207.7e-6, 1024: 328.1e-6, 8192: 2014.9e-6}[seq]
+    ways = [Attention(8192 // seq, 16, 16, seq, seq, 64, causal=False, backward=back) for back in (False, True)]
+    assert sum(attention_cost(way, gpu("h200-sxm"), "cudnn")[0] for way in ways) == pytest.approx(measured, rel=0.13)

@@ -23,7 +23,7 @@ from topologies.errors import BadInput
 from topologies.load import load_topology
 
 MACHINE = load_topology("8x dgx-h100")
-LAYERS: dict[str, Any] = {"layers": 16, "hidden": 4096, "heads": 32, "ffn": 16384, "vocab": 1024}
+LAYERS: dict[str, Any] = {"layers": 16, "hidden": 4096, "heads": 32, "ffn": 65536, "vocab": 1024}
 HEAD = LAYERS | {"vocab": 131072}
 
 
