@@ -209,8 +209,8 @@ class MemoryBound(_Work, tag="memorybound", frozen=True):
 
     what: str
     """add | add_ | copy | cast | cast_transpose | activation | glu | dropout | layernorm | rmsnorm | batchnorm | batchnorm_fused | softmax | rope |
-    embedding | embedding_backward | cross_entropy | permute | transpose | pool | zero | scale | scale_ | norm (of a vector) | sgd | adam ...; as in
-    torch, a name that ends in _ writes over one of what it reads."""
+    embedding | embedding_backward | cross_entropy | permute | transpose | strided | pool | zero | scale | scale_ | norm (of a vector) |
+    sgd | adam ...; strided: elementwise, over heads that lie between tokens. As in torch, a name that ends in _ writes over one of what it reads."""
     read: int
     written: int
     dtype: str = "bf16"

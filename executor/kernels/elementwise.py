@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 
 from executor.kernels.site import Call, Site
 
+_HEAD = 128
+"""Columns of a head."""
 aten = torch.ops.aten
 
 
@@ -111,6 +114,17 @@ def _dropout_backward(s: Site) -> Call:
     return lambda: aten.native_dropout_backward(g, keep, 1 / 0.9)
 
 
+def _strided(s: Site) -> Call:
+    """Times a table, or plus another array, of heads that lie between tokens, as (heads, tokens, columns)."""
+    d = math.gcd(_HEAD, s.width)
+    a = s.table().view(s.rows, -1, d).transpose(0, 1)
+    if s.inputs >= 2:
+        b = s.arena.distant(a.shape[0], s.rows, d, dtype=s.dtype)
+        return lambda: torch.add(a, b)
+    cos = s.arena.recent(s.rows, d, dtype=s.dtype)
+    return lambda: torch.mul(a, cos)
+
+
 def _rope(s: Site) -> Call:
     half = max(1, s.width // 2)
     a = s.arena.recent(s.rows, 2 * half, dtype=s.dtype)
@@ -139,6 +153,7 @@ KERNELS: dict[str, Callable[[Site], Call]] = {
     "glu_backward": _glu_backward,
     "dropout": _dropout,
     "dropout_backward": _dropout_backward,
+    "strided": _strided,
     "rope": _rope,
 }
 """By variant."""

@@ -66,6 +66,7 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
         "rmsnorm",
         "softmax",
         "rope",
+        "strided",
         "embedding",
         "cross_entropy",
     ):

@@ -117,7 +117,7 @@ def prices(calibration: Calibration) -> Prices:
 
 
 _NEAREST = {
-    "sqrt": "scale", "add_": "add", "scale_": "scale", "softmax_wide": "softmax", "softmax_wide_backward": "softmax_backward",
+    "sqrt": "scale", "strided": "scale", "add_": "add", "scale_": "scale", "softmax_wide": "softmax", "softmax_wide_backward": "softmax_backward",
     _WEIGHTS: "reduce", _WIDEN: "cast",
 } | {name: one.like for name, one in OPTIMIZERS.items()}  # fmt: skip
 """What stands for a kernel that older calibrations did not measure, or none does."""

@@ -134,7 +134,8 @@ def _head_copies(share: Share, heads: Heads, keys: int) -> list[Work]:
 def rope(share: Share, heads: int, width: int, scaled: bool = False) -> Part:
     """Rotation of `heads` (queries and keys together) by `width` columns: one kernel fused, else as Python writes it.
 
-    Unfused (transformers): x cos + rotate_half(x) sin is neg, cat, mul, mul, add, for queries and for keys. Backward fills each half's
+    Unfused (transformers): x cos + rotate_half(x) sin is neg, cat, mul, mul, add, for queries and for keys, all of heads that lie between tokens
+    (`strided`). Backward fills each half's
     gradient into zeros, and sums three gradients of x. `scaled`: cos and sin carry a factor, which TransformerEngine's kernel has not:
     Megatron-Core's own (rope_utils.py, _apply_rotary_pos_emb_bshd) makes them anew for each call and joins what was rotated with the rest,
     of which there is none.
@@ -145,12 +146,9 @@ def rope(share: Share, heads: int, width: int, scaled: bool = False) -> Part:
     if (fused and not scaled) or share.framework.compile:
         works = (elementwise("rope", share, n, e, e, 3.0),)
     else:
-        steps: tuple[Work, ...] = (elementwise("scale", share, n // 4, e, e), elementwise("copy", share, n // 2, e, e))
-        steps += (
-            elementwise("scale", share, n // 2, e, e),
-            elementwise("scale", share, n // 2, e, e),
-            elementwise("add", share, n // 2, 2 * e, e),
-        )
+        one, two = ("scale", "add") if fused else ("strided", "strided")
+        neg, cat, mul = (elementwise(one, share, n // part, e, e) for part in (4, 2, 2))
+        steps: tuple[Work, ...] = (neg, cat, mul, mul, elementwise(two, share, n // 2, 2 * e, e))
         works = steps * 2
         back = (elementwise("zero", share, n // 2, 0, e),) * 2 + (elementwise("add", share, n // 2, 2 * e, e),)
         if fused:
