@@ -106,7 +106,7 @@ def test_probed_arrays_have_numbers_of_elements_that_kernels_take_some_at_once_o
 
 
 def test_the_file_is_small_enough_to_commit(file: Path) -> None:
-    assert 50_000 < file.stat().st_size < 200_000
+    assert 50_000 < file.stat().st_size < 250_000
 
 
 RESTS = ("gpt2-124m", "gpt2-1.5b", "llama3-8b-4", "llama3.2-1b-8", "bert-base", "accumulation")
