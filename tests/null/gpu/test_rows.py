@@ -193,6 +193,7 @@ def test_the_first_gpu_is_the_one_that_cuda_sees_first(monkeypatch: pytest.Monke
     for words, gpu in (("2,1", 2), ("GPU-8d3f", 1), ("GPU-8d40-2,GPU-1a2b-0", 2), ("", 0)):
         assert first_gpu(driver, {"CUDA_VISIBLE_DEVICES": words}) == gpu
     assert first_gpu(driver, {}) == 0
+    assert first_gpu(driver, {}, at=2) == 2 and first_gpu(driver, {"CUDA_VISIBLE_DEVICES": "2,1"}, at=1) == 1
     with pytest.raises(LookupError, match="GPU-ffff"):
         first_gpu(driver, {"CUDA_VISIBLE_DEVICES": "GPU-ffff"})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8d40")
