@@ -70,7 +70,7 @@ accuracy: $(VENV)/.dev   ## published steps, collectives, kernels, memory, this 
 	$(BIN)/steptwin accuracy
 	$(BIN)/steptwin here --out $(RUNS)/here
 
-twin-gpu:                ## the table of GPU plans on this node's GPUs: predicted, played, trained; resumes where it was (not run on a GPU yet)
+twin-gpu:                ## the table of GPU plans on this node's GPUs: predicted, played, trained; resumes where it was
 	@# A machine's own torch fits its driver, and needs no network; it is given the small packages that it lacks. Only where none sees the GPUs is one
 	@# installed afresh.
 	@if $(PYTHON) -c 'import tomllib, torch; raise SystemExit(not torch.cuda.is_available())' 2> /dev/null && \

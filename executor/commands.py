@@ -138,7 +138,7 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
 def _gpu_table(
     desk: Desk, names: list[str] | None, out: Path, steps: int, minutes: float, gpus: int, device: str, keep: Path, as_json: bool
 ) -> None:
-    """`steptwin here --gpu`. Not run on a GPU yet."""
+    """`steptwin here --gpu`."""
     from executor.validation.gpu_twin import twin_gpu
 
     kept = keep if device == "cuda" else None

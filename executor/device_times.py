@@ -2,7 +2,7 @@
 
 A small kernel lasts 2 us and takes the host 5-10 us to launch: timed in a plain loop, the launch is what one sees. So the stream is held
 back by other work, the calls are launched behind it, and events before the first and after the last of them are read once the device has
-passed both. Not run on a GPU yet; a stand-in for the device tests the order of things.
+passed both. A stand-in for the device tests the order of things.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ _WAKING = 0.3
 
 
 class Cuda:
-    """One device's streams and events. Not run on a GPU yet; the names are checked against torch's own module."""
+    """One device's streams and events; the names are checked against torch's own module, too."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

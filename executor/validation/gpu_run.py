@@ -1,7 +1,7 @@
 """`python -m executor.validation.gpu_run [PLAN ...]`: the table of GPU plans where only torch, msgspec and simpy are installed.
 
 The same as `steptwin here --gpu`, without the page: that is drawn where plotly is, with `python -m reports.pages.gpu SUMMARY.json`. Predict on
-a laptop, play on the GPU machine, report on the laptop. Not run on a GPU yet.
+a laptop, play on the GPU machine, report on the laptop.
 """
 
 from __future__ import annotations
