@@ -167,7 +167,7 @@ def _alone(world: World) -> list[Callable[[Bench], None]]:
     from executor.probes.ddp import ddp
     from executor.probes.host import dispatch
     from executor.probes.in_step import in_step
-    from executor.probes.input import files, loader
+    from executor.probes.input import files, loader, pinned
     from executor.probes.optimizers import optimizers
     from executor.probes.power import power
     from executor.probes.sharded import sharded
@@ -177,8 +177,9 @@ def _alone(world: World) -> list[Callable[[Bench], None]]:
         if world.kind == "cuda"
         else [kernels.gemms, kernels.memory_bound, kernels.attention, kernels.convolutions]
     )
-    in_context = [in_step] if world.kind == "cuda" else []  # on a CPU all host work is timed with other work between
-    return [*of_device, kernels.copies, dispatch, optimizers, *in_context, ddp, sharded, loader, files]
+    # On a CPU all host work is timed with other work between, and nothing is pinned.
+    in_context, pins = ([in_step], [pinned]) if world.kind == "cuda" else ([], [])
+    return [*of_device, kernels.copies, dispatch, optimizers, *in_context, ddp, sharded, loader, *pins, files]
 
 
 def _only_together() -> list[Callable[[Bench], None]]:

@@ -36,14 +36,16 @@ ORDERS = (*EVENTS, "sync")
 HOST = "host"
 SERVER = "server"
 """How the lanes of a parameter server's threads begin (`server_lane`); its tensors are in host memory as those of the `HOST` lane are."""
+PINNER = "pinner"
+"""The thread that copies what loader processes of a rank have made into pinned memory; its lane is named so, too."""
 COMPUTE = "compute"
 H2D = "copy.h2d"
 D2H = "copy.d2h"
 
 
 def cpu_lane(lane: str) -> bool:
-    """Whether a lane is a CPU thread's own: the training thread, a loader process, a checkpoint's writer, a parameter server."""
-    return lane.startswith((HOST, "loader", "writer", SERVER))
+    """Whether a lane is a CPU thread's own: the training thread, a loader process, the thread that pins, a checkpoint's writer, a parameter server."""
+    return lane.startswith((HOST, "loader", PINNER, "writer", SERVER))
 
 
 def server_lane(worker: int) -> str:

@@ -1,16 +1,20 @@
-"""Time on the CPU of the input path and of output: batches from a worker process, files read and written."""
+"""Time on the CPU of the input path and of output: batches from worker processes, with and without pinning, files read and written."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from executor.probes.bench import Bench
+from executor.training.samples import shared_room
 from topologies.errors import RunFailed
+from topologies.thismachine import cores
 
 
 class _Blank(Dataset[torch.Tensor]):
@@ -47,7 +51,50 @@ def loader(bench: Bench) -> None:
     bench.add("host", "loader", "", (), small[:2])
 
 
-def _take(source: DataLoader[torch.Tensor]) -> list[float]:
+_PINNED = (1 << 10, 1 << 20, 8 << 20, 32 << 20)
+"""Bytes of the batches that are pinned: what is found for the first is the hand-over."""
+_PROCESSES = 8
+_FEWEST = 4
+"""Loader processes: fewer might take longer to make batches than one thread takes to pin them."""
+
+
+class _Labelled(Dataset[tuple[torch.Tensor, int]]):
+    """Samples with a label, as most data sets have them: two tensors a batch."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self.sample, self.count = torch.zeros(size, dtype=torch.uint8), count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.sample, index
+
+
+def pinned(bench: Bench) -> None:
+    """The thread that takes batches over from loader processes and copies them into pinned memory, by bytes: seconds per batch where it is what
+    one waits for. Batches are collated, so that each lies in shared memory of its own. Left out: what the machine has too few cores or too little
+    shared memory for."""
+    bench.phase("pinned batches")
+    ranks, room = bench.world.local_size, shared_room()
+    for size in _PINNED[: 2 if bench.quick else 4]:
+        fit = math.inf if room is None else room // (ranks * size) - 2  # one is being pinned, of one the pages are being given back
+        processes = int(min(_PROCESSES, cores() // ranks - 1, fit))
+        if processes < _FEWEST:
+            break
+        source = DataLoader(_Labelled(size, 3 * processes), batch_size=1, num_workers=processes, prefetch_factor=1, pin_memory=True)
+        times, last = [], time.perf_counter()
+        for _ in source:
+            now = time.perf_counter()
+            times.append(now - last)
+            last = now
+            bench.world.beat.touch()
+        bench.add("loader", "pin", "", (size,), times[processes:])  # before that, pinned memory is made
+    ready = DataLoader(_Labelled(1 << 10, 8), batch_size=1, num_workers=1, prefetch_factor=8, pin_memory=True)
+    bench.add("host", "take_pinned", "", (), _take(ready))
+
+
+def _take(source: DataLoader[Any]) -> list[float]:
     """The training process's share: taking a batch that is ready."""
     batches = iter(source)
     next(batches)

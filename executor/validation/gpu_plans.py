@@ -53,7 +53,8 @@ SMALL: Tree = THIN | {"name": "gpt-30m", "layers": 6, "hidden": 512, "heads": 8,
 LADDER: Tree = {"family": "mlp", "name": "ladder", "widths": [128] * 65, "activation": "gelu"}
 INPUT: Tree = {"family": "mlp", "name": "wide-input", "widths": [24576, 4096, 4096, 4096, 4096, 1000], "loss": "cross_entropy"}
 """A batch of 64 is 6 MB: about as long to copy from pageable memory as to compute with, a tenth of it from pinned memory. A loader process takes
-some milliseconds to make one (it touches new pages of shared memory), so that there are `LOADERS` of them: none of these plans is to wait for input.
+some milliseconds to make one (it touches new pages of shared memory), so that there are `LOADERS` of them: none of these plans is to wait
+for one. The one thread that pins their batches may be what steps wait for.
 One batch each is ready: twice as many would not fit into the 64 MiB of shared memory that containers have."""
 LOADERS = 8
 

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from reports.figures.bars import Bar, level, merge, parts
 from reports.figures.palette import WAITS, colour
 from reports.words import Clock, clock, safe, seconds, short, volume
-from sim.program import EVENTS, HOST
+from sim.program import EVENTS, HOST, PINNER
 from sim.timeline.asynchrony import step_shown
 from sim.trace import Span, Trace
 
@@ -30,7 +30,7 @@ MERGED = (
     "many they are."
 )
 """How such bars are read."""
-_ORDER = ("host", "loader", "copy", "compute", "comm")
+_ORDER = ("host", "loader", PINNER, "copy", "compute", "comm")
 
 
 Window = tuple[float, float]

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sim.cost.between import Curve
 from sim.cost.calibration import Calibration, load_calibration
 from sim.cost.cpu import prices
-from sim.cost.gpu_pricer import kept_collective, kept_message
+from sim.cost.gpu_pricer import PIN, kept_collective, kept_message
 from sim.cost.kernel import at_clock, kernel_cost
 from sim.cost.measured import Lookup, MeasuredPricer
 from sim.cost.nearest import nearest
@@ -32,8 +32,8 @@ from topologies.graph import Topology
 from topologies.hardware import Gpu
 
 HOST_WORK = (
-    "kernel", "launch", "view", "module", "autograd", "accumulate", "python", "event", "collective", "copy", "collate", "loader", "checkpoint",
-    "optimizer", "cpu_optimizer", "ddp_step", "ddp_bucket", "ddp_parameter", "fsdp_unit", "fsdp_parameter", "dtensor_linear", "dtensor_norm",
+    "kernel", "launch", "view", "module", "autograd", "accumulate", "python", "event", "collective", "copy", "collate", "loader", "take_pinned",
+    "checkpoint", "optimizer", "cpu_optimizer", "ddp_step", "ddp_bucket", "ddp_parameter", "fsdp_unit", "fsdp_parameter", "dtensor_linear", "dtensor_norm",
     "dtensor_adam", "dtensor_sgd",
 )  # fmt: skip
 """Rows of the table of host work that stand for one unit of it. Of a GPU `log` and `optimizer_step` hold a copy and launches too, which a
@@ -82,6 +82,7 @@ class CalibratedPricer(MeasuredPricer):
             for key in {(s.name, s.shape[0]) for s in calibration.collectives}
         }
         self.saved = calibration.curve("file", "save")
+        self._pins = calibration.curve("loader", PIN)
         self._factors: dict[tuple[str, int, int], tuple[float, Source]] = {}
 
     def _spent(self, what: str, rank: int) -> float:
@@ -93,9 +94,12 @@ class CalibratedPricer(MeasuredPricer):
         cost = super().local(op, rank)
         if op.kind == "host" and cost.source != "measured":
             works = [work for work in op.works if isinstance(work, HostWork)]
-            if works and all(work.seconds or work.what in self._own for work in works):
+            if works and all(work.seconds or work.what in self._own or (work.what == PIN and self._pins) for work in works):
                 return replace(cost, source="measured")
         return cost
+
+    def _pinning(self, size: float, rank: int) -> float:
+        return self._pins.at(size)[0] if self._pins else super()._pinning(size, rank)
 
     def _looked_up(self, work: Work, gpu: Gpu) -> Cost:
         seconds, source = self._table.price(work)

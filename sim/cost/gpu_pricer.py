@@ -23,6 +23,7 @@ from sim.work import HostWork, Work
 from topologies.graph import Topology
 from topologies.hardware import Gpu
 
+PIN = "pin"
 _UPDATE = "cpu_optimizer"
 _CORES = 16.0
 """Cores that `cpu_optimizer` in `params/host.toml` is for."""
@@ -122,11 +123,17 @@ class GpuPricer(Common):
     def _host_work(self, work: HostWork, lane: str, rank: int) -> float:
         """Seconds on a thread of `lane`. Loader processes share cores by a rule of their own (`sim.engine.machine`), an update on the CPU op by op."""
         units = work.count * work.repeat
+        if work.what == PIN:
+            return self._pinning(units, rank)
         if work.what == _UPDATE:
             return self._spent(_UPDATE, rank) * units * _CORES / self._updaters(rank)
         if lane.startswith("loader"):
             return (work.seconds or self._spent(work.what, rank)) * units
         return (work.seconds * self._turns(rank) if work.seconds else self._taken(work.what, rank)) * units
+
+    def _pinning(self, size: float, rank: int) -> float:
+        """Seconds in which the thread that pins takes over a batch of `size` bytes, which its process has not met yet, and copies it."""
+        return self._spent("loader", rank) + size / MEMCPY
 
     def _kernels(self, op: Op, rank: int) -> Cost:
         gpu, stretch = self._gpu(rank)

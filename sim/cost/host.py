@@ -18,7 +18,8 @@ from topologies.hardware import Cpu
 PREPROCESS = 2e-3
 """Seconds of one sample's preparation where the plan does not say (assumed: decode and augment one image takes 2-10 ms)."""
 MEMCPY = 4e9
-"""Bytes per second that one thread copies, or stages from pageable memory: 3-8 GB/s on x86 hosts (assumed; facts: pinned vs pageable)."""
+"""Bytes per second that one thread copies, stages from pageable memory, or pins of what another process has made: 3-8 GB/s on x86 hosts (assumed;
+facts: pinned vs pageable)."""
 _FIXED = {"preprocess": PREPROCESS, "memcpy": 1 / MEMCPY}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.files.runs import write_atomic
-from sim.program import EVENTS, HOST, MEETING, ORDERS
+from sim.program import EVENTS, HOST, MEETING, ORDERS, PINNER
 from sim.trace import Span, Trace
 
 _NCCL = {
@@ -31,7 +31,7 @@ _NCCL = {
 }
 _PART = {"all_gather": (False, True), "reduce_scatter": (True, False)}
 """Whether a rank gives, and gets, the whole array; of all others both."""
-_THREADS = ("loader", "autograd")
+_THREADS = ("loader", PINNER, "autograd")
 """Lanes that are CPU threads, besides the training thread's own."""
 
 

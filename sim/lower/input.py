@@ -1,7 +1,8 @@
 """Input: loader processes read, preprocess and collate; the training thread takes a batch and copies it to the device.
 
 Workers take batches in turn and keep `prefetch` each in stock, as torch's DataLoader does: batch b is begun when batch
-b - prefetch x workers has been taken. Events `ready` and `taken` are numbered by batch. The copy stands on
+b - prefetch x workers has been taken. Between them and a training thread that has a device, one thread of its process copies batch after batch
+into pinned memory (torch/utils/data/_utils/pin_memory.py). Events `ready`, `pinned` and `taken` are numbered by batch. The copy stands on
 `copy.h2d` (or on the compute lane); from pageable memory it holds the training thread.
 """
 
@@ -11,7 +12,7 @@ from functools import partial
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order, spent
-from sim.program import COMPUTE, H2D, HOST, Call, Op
+from sim.program import COMPUTE, H2D, HOST, PINNER, Call, Op
 from sim.work import HostWork, MemoryBound
 
 CLS = "data"
@@ -28,6 +29,11 @@ def device_bytes(job: Job) -> int:
     return job.plan.batch.micro * job.network.sample_bytes
 
 
+def pins(job: Job) -> bool:
+    """Are batches copied into pinned memory? That is a device's: without one, torch's DataLoader leaves it out."""
+    return job.plan.data.pinned and job.device != "cpu"
+
+
 def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> list[Op]:
     """What one CPU thread does to make one batch, or a `share` of one; so many `processes` of the rank take batches in turn.
 
@@ -42,12 +48,11 @@ def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> lis
         ops.append(Op("data/read", "copy", lane, (work("file", pieces),), bytes=round(raw), how=_HOW[data.source], cls=CLS))
     if data.preprocess:
         ops.append(host("data/preprocess", work("preprocess", micro, data.preprocess, moved=raw + made), lane=lane, cls=CLS))
-    # Samples are copied into one batch, and once more into pinned memory, which is a device's (without one, torch's DataLoader leaves it out): by
-    # the thread that loads, or beside a loader process by one of the rank's (torch/utils/data/_utils/pin_memory.py).
-    pins = data.pinned and job.device != "cpu"
-    works = [work("collate", pieces, moved=2.0 * made * (1 + pins))]
+    # Samples are copied into one batch, and once more into pinned memory: by the thread that loads, or beside loader processes by one of its own,
+    # whose share of the memory's bus counts here, where all that batches take of a machine does (`sim.engine.machine`).
+    works = [work("collate", pieces, moved=2.0 * made * (1 + pins(job)))]
     if job.device != "cpu":  # where the copy is in what was measured of a sample
-        works.append(work("memcpy", made * (1 + (pins and lane == HOST))))
+        works.append(work("memcpy", made * (1 + (pins(job) and lane == HOST))))
     return [*ops, host("data/collate", *works, lane=lane, cls=CLS)]
 
 
@@ -55,9 +60,10 @@ def take(job: Job) -> list[Op]:
     """The training thread's share for one micro-batch: wait for the batch, give its place free, copy it over."""
     data = job.plan.data
     if data.workers:
+        event, taking = ("data/pinned", "take_pinned") if pins(job) else ("data/ready", "loader")
         ops = [
-            Op("data/wait", "sync", HOST, event="data/ready", shift=0, cls=CLS),
-            spent("data/take", "loader", cls=CLS),
+            Op("data/wait", "sync", HOST, event=event, shift=0, cls=CLS),
+            spent("data/take", taking, cls=CLS),
             Op("data/taken", "record", HOST, event="data/taken", shift=0),
         ]
     else:
@@ -104,8 +110,17 @@ def _broadcast(job: Job) -> list[Op]:
     return [collective(job, "data/broadcast", COMPUTE, "broadcast", size, "tp", "comm.tp")] if size and job.readers < 1 else []
 
 
+def pinner(job: Job) -> tuple[Op, ...]:
+    """One batch through the thread that pins: taken over from its loader process, copied, handed on."""
+    return (
+        Op("data/loaded", "wait", PINNER, event="data/ready", shift=0),
+        host("data/pin", HostWork("pin", device_bytes(job)), lane=PINNER, cls=CLS),
+        Op("data/pinned", "record", PINNER, event="data/pinned", shift=0),
+    )
+
+
 def loaders(job: Job) -> dict[str, tuple[Op, ...]]:
-    """Segments of each loader process: one batch, and before the first a delay.
+    """Segments of each loader process: one batch, and before the first a delay; and of the thread that pins what they make.
 
     Worker w of W begins w/W of a batch late. Workers that start together would stay together: every W-th step would wait for all
     of a batch and the others for nothing. Spread evenly, each step waits for the mean, and three simulated steps show it.
@@ -118,11 +133,11 @@ def loaders(job: Job) -> dict[str, tuple[Op, ...]]:
         if worker:
             found[f"{lane}.late"] = tuple(load(job, lane, worker / data.workers, data.workers))
         found[lane] = (free, *load(job, lane, processes=data.workers), Op("data/ready", "record", lane, event="data/ready", shift=0))
-    return found
+    return found | ({PINNER: pinner(job)} if data.workers and pins(job) else {})
 
 
 def loader_calls(job: Job) -> dict[str, tuple[Call, ...]]:
-    """Which batches each loader process makes, in order."""
+    """Which batches each loader process makes, in order, and the thread that pins takes from them."""
     workers = job.plan.data.workers
     batches = list(enumerate((step, microbatch) for step, count in enumerate(job.counts) for microbatch in range(count)))
     found: dict[str, tuple[Call, ...]] = {}
@@ -131,4 +146,6 @@ def loader_calls(job: Job) -> dict[str, tuple[Call, ...]]:
         made = tuple(Call(lane, f"s{step}/mb{microbatch}", batch, step) for batch, (step, microbatch) in batches[worker::workers])
         late = (Call(f"{lane}.late", f"s0/late{worker}"),) if worker and made else ()
         found[lane] = late + made
+    if workers and pins(job):
+        found[PINNER] = tuple(Call(PINNER, f"s{step}/mb{microbatch}", batch, step) for batch, (step, microbatch) in batches)
     return found

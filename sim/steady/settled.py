@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from sim.cost.price import Pricer
 from sim.engine.machine import crowding, spent, steady
 from sim.lower.output import WRITER
-from sim.program import HOST, Call, Program
+from sim.program import HOST, PINNER, Call, Program
 from sim.timeline.metrics import loaded_until, step_times, window
 from sim.trace import Span, Trace
 
@@ -116,12 +116,15 @@ def host_seconds(program: Program, pricer: Pricer) -> float:
 
 
 def loader_seconds(program: Program, pricer: Pricer, shares: Mapping[str, float] | None = None) -> float:
-    """What each loader process of the busiest rank spends for a step when it never waits: the batches of the last step, spread over them all. On
-    a GPU's host each is as slow as all of them make each other; on CPU hosts, where they share cores and buses moment by moment, nothing is shared.
-    `shares`: what they have of resources that other programs' loaders fill, too."""
+    """What each loader process of the busiest rank spends for a step when it never waits: the batches of the last step, spread over them all; or
+    the thread that pins these, where that is more. On a GPU's host each process is as slow as all of them make each other; on CPU hosts, where
+    they share cores and buses moment by moment, nothing is shared. `shares`: what they have of resources that other programs' loaders fill, too."""
     found = 0.0
     for name, rank in _ranks(program).items():
-        loaders = {thread: calls for thread, calls in program.roles[name].threads.items() if thread.startswith("loader")}
+        threads = program.roles[name].threads
+        pinned = sum(_last(program, call) for call in threads.get(PINNER, ()))
+        found = max(found, pinned * sum(pricer.local(op, rank).seconds for op in program.segments.get(PINNER, ())))
+        loaders = {thread: calls for thread, calls in threads.items() if thread.startswith("loader")}
         made = [call.segment for thread, calls in loaders.items() for call in calls if _last(program, call) and call.segment == thread]
         each = {segment: _batch(program, pricer, rank, segment, shares) for segment in set(made)}
         found = max(found, sum(map(each.__getitem__, made)) / max(1, len(loaders)))

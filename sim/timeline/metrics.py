@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from sim.program import COMPUTE, EVENTS, MEETING, ORDERS
+from sim.program import COMPUTE, EVENTS, MEETING, ORDERS, PINNER
 from sim.trace import Span, Trace
 
 CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "bubble_s", "host_s")
@@ -111,7 +111,7 @@ def _class_of(span: Span) -> int | None:
     if span.kind == "wait":
         return _BUBBLE if span.lane == COMPUTE else None
     if span.cls == "data":
-        return 4 if span.kind in ("sync", "copy", "host") and not span.lane.startswith("loader") else None
+        return 4 if span.kind in ("sync", "copy", "host") and not span.lane.startswith(("loader", PINNER)) else None
     if span.cls == "output":
         return 3
     if span.kind == "compute":

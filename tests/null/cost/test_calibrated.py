@@ -13,12 +13,12 @@ from sim.cost.calibration import Calibration, Sample, load_calibration, save_cal
 from sim.cost.cpu import prices
 from sim.cost.gemm import gemm_cost
 from sim.cost.gpu_pricer import GpuPricer
-from sim.cost.host import host_seconds
+from sim.cost.host import MEMCPY, host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.cost.nearest import nearest
 from sim.framework.framework import load_framework
 from sim.predict import predict
-from sim.program import COMPUTE, HOST, Op
+from sim.program import COMPUTE, HOST, PINNER, Op
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.work import Attention, Conv, Gemm, HostWork, MemoryBound, Work, row_alignment
@@ -71,6 +71,17 @@ def test_in_a_step_host_work_takes_longer_than_in_loops_of_its_own() -> None:
     assert own.local(many, 0).host == pytest.approx(40e-6), "a loop of C++ is as it was timed"
     assert own.local(Op("h", "host", HOST, (HostWork("autograd", 2),)), 0).seconds == pytest.approx(1.8 * 22e-6)
     assert own.local(Op("e", "record", COMPUTE, event="x"), 0).host == 3e-6
+
+
+def test_pinning_is_as_it_was_timed_hand_over_and_all() -> None:
+    batch, small = (Op("p", "host", PINNER, (HostWork("pin", size),)) for size in (4 * MIB, 512))
+    own, catalog = pricers(calibrated(loader=(row("pin", (1024,), 1e-3), row("pin", (8 * MIB,), 9e-3)), host=HOSTED.tables["host"]))
+    assert (own.local(batch, 0).seconds, own.local(batch, 0).source) == (pytest.approx(5e-3, rel=1e-3), "measured")
+    assert own.local(small, 0).seconds == 1e-3
+    assert catalog.local(batch, 0).seconds == pytest.approx(host_seconds("loader", "python") + 4 * MIB / MEMCPY)
+    earlier, _ = pricers(calibrated(host=(row("loader", (), 7e-4),)))
+    assert earlier.local(batch, 0).seconds == pytest.approx(7e-4 + 4 * MIB / MEMCPY), "of a probe that did not time it"
+    assert earlier.local(batch, 0).source == "fitted"
 
 
 def test_what_holds_more_than_the_work_itself_stays_as_the_catalog_says() -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sim.engine.run import simulate
+from sim.planning.explain.explanation import explain
 from sim.predict import predict
 from sim.program import Program
+from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
+from sim.steady.rounds import whole
+from sim.steady.settled import loader_seconds
 from tests.null.lower.tiny import Constant, network, program, show
 
 DISK = {"source": "disk", "sample": "1 KiB", "preprocess": "2 s"}
@@ -74,6 +79,42 @@ def test_who_loads_copies_the_batch(workers: int, pinned: bool, copies: int) -> 
     step = predict({"model": model, "batch": {"micro": 100}, "data": {"workers": workers, "pinned": pinned}}, "dgx-h100").step_time_s
     made = 100 * 20e-6 + copies * 100e6 / 4e9
     assert step == pytest.approx(made + (0.025 if not (workers or pinned) else 0.0), rel=0.02)
+
+
+def test_a_thread_pins_what_loader_processes_make() -> None:
+    p = program({"data": DISK | {"workers": 2}, "batch": {"micro": 4, "global": 8}})
+    assert show(p.segments["pinner"]) == ["pinner: data/loaded", "pinner: data/pin", "pinner: data/pinned"]
+    assert [(call.segment, call.index) for call in p.roles["pp0"].threads["pinner"]] == [("pinner", batch) for batch in range(4)]
+    assert p.segments["input"][0].event == p.segments["pinner"][2].event == "data/pinned"
+    for data, device in (({"workers": 2}, "cpu"), ({"workers": 2, "pinned": False}, "cuda"), ({"workers": 0}, "cuda")):
+        other = program({"data": DISK | data}, device=device)
+        assert "pinner" not in other.segments and "pinner" not in other.threads(0)
+        assert other.segments["input"][0].event == ("data/ready" if data["workers"] else "")
+
+
+WIDE = {"model": {"family": "mlp", "name": "wide", "widths": [250_000, 8]}, "batch": {"micro": 100}}
+"""Batches of 100 MB, which one core pins in 25 ms, collates in 27, and copies to the device in 2."""
+
+
+@pytest.mark.parametrize(("workers", "loaded"), [(1, 27e-3), (2, 0.0), (8, 0.0)])
+def test_a_step_is_as_long_as_its_batches_take_to_pin(workers: int, loaded: float) -> None:
+    """However many processes make them; each is handed over in 150 us."""
+    plan = WIDE | {"data": {"workers": workers}}
+    pinned = 100e6 / 4e9 + 150e-6
+    found = predict(plan, "dgx-h100")
+    assert found.step_time_s == pytest.approx(max(pinned, loaded), rel=1e-3)
+    assert found.breakdown.data_s > 0.9 * found.step_time_s
+    setting = bind(plan, "dgx-h100")
+    assert whole(setting) == pytest.approx(found.step_time_s, rel=1e-3)
+    assert loader_seconds(found.program, pricer_for(setting)) == pytest.approx(max(pinned, loaded), rel=1e-3)
+    assert explain(setting, tries=0).verdict.startswith("data-bound")
+
+
+def test_each_rank_and_each_micro_batch_is_pinned() -> None:
+    plan = WIDE | {"batch": {"micro": 100, "global": 600}, "parallel": {"dp_replicate": 2}, "data": {"workers": 8}}
+    one, all_ = (predict(plan, "dgx-h100", fold=fold).step_time_s for fold in (True, False))
+    assert one == pytest.approx(3 * (100e6 / 4e9 + 150e-6), rel=2e-3)
+    assert one == pytest.approx(all_, rel=1e-9)
 
 
 @pytest.mark.no_cover

@@ -103,7 +103,10 @@ def test_what_a_plan_does_without_is_proposed(slow: dict[str, Any], change: str)
 
 
 def test_a_step_that_copies_from_pageable_memory_is_told_to_pin_it() -> None:
-    setting = bind(load_plan("copy-compute-overlap", ("batch.micro=2048", "data.workers=16", "data.pinned=false")), "h100-pcie-x8")
+    setting = bind(
+        load_plan("copy-compute-overlap", ("batch.micro=2048", "data.workers=16", "data.pinned=false", "output.item_every=1")),
+        "h100-pcie-x8",
+    )
     found = best_changes(setting, predict_setting(setting, detail=False).step_time_s)
     assert found[0].overrides == ("data.pinned=true",) and found[0].gain > 0.1
 

@@ -104,7 +104,7 @@ def test_a_look_at_the_loss_costs_what_settled_steps_with_and_without_it_differ_
     program = lower(setting.plan, setting.network, setting.framework, "cuda", 24)
     mean = sum(step.seconds for step in step_times(program, pricer_for(setting))[11:23]) / 12
     found = predict_setting(setting)
-    assert found.step_time_s == pytest.approx(mean, rel=6e-3) and found.breakdown.output_s >= 0.0
+    assert found.step_time_s == pytest.approx(mean, rel=7e-3) and found.breakdown.output_s >= 0.0
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])

@@ -36,7 +36,7 @@ def test_a_copy_hides_only_where_nothing_holds_the_host(rows: dict[str, dict[str
     best = of["pinned, own stream, event"].step_s
     assert of["pinned, on the compute stream"].step_s > best * 1.2
     assert of["pinned, stray .item() each step"].step_s > best * 1.2
-    assert of["pageable"].step_s > of["pinned, stray .item() each step"].step_s
+    assert of["pageable, stray .item() each step"].step_s > of["pinned, stray .item() each step"].step_s * 1.2
     assert of["pinned, no event (a race)"].step_s <= best
     assert of["noise made on the CPU, then moved"].step_s > of["noise made on the device"].step_s
     assert of["pageable"].sync_s > 0 and of["pinned, own stream, event"].sync_s == 0
