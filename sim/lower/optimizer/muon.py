@@ -50,7 +50,7 @@ def orthogonalized(job: Job, share: Share) -> list[Op]:
         for way in ("gather", "scatter")
     )  # fmt: skip
     return [
-        compute(job, "optimizer/muon.momentum", (*_passes(job, size, _MOMENTUM), _cast(job, size)), CLS),
+        compute(job, "optimizer/muon.momentum", (*_passes(job, size, _MOMENTUM), *_cast(job, size)), CLS),
         *there,
         compute(job, "optimizer/muon", tuple(inner), CLS),
         *back,
@@ -61,7 +61,7 @@ def orthogonalized(job: Job, share: Share) -> list[Op]:
 def _whole(job: Job, matrix: Matrix) -> list[Work]:
     """All kernels of one matrix."""
     size = matrix[0] * matrix[1]
-    return [*_passes(job, size, _MOMENTUM), _cast(job, size), *newton_schulz(matrix), *_applied(job, size)]
+    return [*_passes(job, size, _MOMENTUM), *_cast(job, size), *newton_schulz(matrix), *_applied(job, size)]
 
 
 def newton_schulz(matrix: Matrix) -> list[Work]:
@@ -92,8 +92,9 @@ def _applied(job: Job, size: int) -> list[Work]:
     return [*_passes(job, size, (("scale_", 1, 1),)), MemoryBound("add_", int(size * (width + _WIDTH)), int(size * width), dtype)]
 
 
-def _cast(job: Job, size: int) -> Work:
-    return MemoryBound("cast", int(size * state_width(job)), size * _WIDTH, state_dtype(job))
+def _cast(job: Job, size: int) -> list[Work]:
+    """To bf16, which gives back what is bf16 already."""
+    return [] if state_dtype(job) == _DTYPE else [MemoryBound("cast", int(size * state_width(job)), size * _WIDTH, state_dtype(job))]
 
 
 def _passes(job: Job, size: int, passes: Passes) -> list[Work]:

@@ -58,6 +58,15 @@ def test_matrices_are_made_orthogonal_and_the_rest_is_left_to_adamw() -> None:
     assert isinstance(rest, MemoryBound) and rest.what == "adamw" and rest.bytes == 28 * 2 * 16, "two norms of 8 + 8"
 
 
+def test_only_what_is_no_bf16_is_cast_to_it() -> None:
+    """.bfloat16() of torch/optim/_muon.py: of bf16 parameters a kernel for each matrix that nobody launches."""
+    kinds = [
+        Counter(w.what for w in ops(muon({}, framework, precision="bf16"))["optimizer/muon"].works if isinstance(w, MemoryBound))["cast"]
+        for framework in (QUIET, QUIET.but(precision={"param_dtype": "bf16", "grad_dtype": "bf16"}))
+    ]
+    assert kinds == [2, 0]
+
+
 def test_an_owner_updates_whole_matrices_and_broadcasts_them() -> None:
     p = muon({"dp_shard": 2, "zero": 1})
     assert len(products(ops(p)["optimizer/muon"])) == 15, "one of two"
