@@ -13,6 +13,10 @@ from sim.model.parts import Part
 from sim.model.share import Share
 from sim.work import BYTES, Attention, Gemm, Work
 
+_VIEWS = {True: 10, False: 8}
+"""Calls of a layer in Python that launch nothing: of a fused projection's result a view, a split, three flattened and three transposed parts, else
+three views transposed; attention's result transposed and flattened. Transformers' are as many."""
+
 
 def core(
     share: Share,
@@ -243,7 +247,7 @@ def grouped_query(
     middle = replace(middle, forward=(*middle.forward, *[transpose(share, share.rows * local.q * d)] * joined))
     if views and not share.math:  # its view of the values keeps all of that result
         middle = replace(middle, saved=middle.saved + share.rows * share.e * _left(local, bool(turned), qk_norm, qk_whole))
-    middle = replace(middle, tensors=(local.q,) * sinks)
+    middle = replace(middle, tensors=(local.q,) * sinks, views=_VIEWS[fused] if share.framework.host == "python" else 0)
     out = linear(
         share, "attn.proj", local.q * d, hidden, bias=proj_bias, seam="tp.reduce" if seam_bytes else "", seam_bytes=seam_bytes, frozen=frozen
     )  # fmt: skip

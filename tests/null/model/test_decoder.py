@@ -220,3 +220,15 @@ def test_scaled_rotations_are_written_out_but_where_a_compiler_fuses() -> None:
 
     assert kernels(plain, "megatron-bridge") == 1 < kernels(scaled, "megatron-bridge")
     assert kernels(scaled, "maxtext") == 1
+
+
+def test_python_s_views_of_heads_take_the_host_s_time() -> None:
+    """A fused projection's parts are split, flattened and transposed, each a call; TransformerEngine's modules have their own time."""
+
+    def views(framework: Framework, **more: Any) -> int:
+        spec = decoder("gpt", name="g", n_layers=2, hidden=512, n_heads=8, vocab_size=1024, **more)
+        layer = describe(spec, Shape(micro=2, seq=64), framework).blocks[1][1]
+        return sum(part.views for part in layer.parts)
+
+    assert [views(EAGER, fused_qkv=fused) for fused in (True, False)] == [10, 8]
+    assert views(load_framework("megatron-core"), fused_qkv=True) == 0
