@@ -90,7 +90,8 @@ def pinned(bench: Bench) -> None:
             last = now
             bench.world.beat.touch()
         bench.add("loader", "pin", "", (size,), times[processes:])  # before that, pinned memory is made
-    ready = DataLoader(_Labelled(1 << 10, 8), batch_size=1, num_workers=1, prefetch_factor=8, pin_memory=True)
+    # More batches than are ready: whoever takes one says what is made next, too.
+    ready = DataLoader(_Labelled(1 << 10, 24), batch_size=1, num_workers=1, prefetch_factor=8, pin_memory=True)
     bench.add("host", "take_pinned", "", (), _take(ready))
 
 

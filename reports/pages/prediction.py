@@ -58,7 +58,7 @@ MEANINGS = (
         "parameters and gradients of FSDP, buckets, 16-bit copies; slack: held by the caching allocator for no tensor, and all but a few percent of it "
         "given back before memory runs out, so that a plan may fill its device and fit; context: CUDA's, NCCL's and the libraries' own",
     ),
-    ("lane", "where ops queue in order: a CUDA stream (compute, comm.GROUP, copy) or a CPU thread (host, loader)"),
+    ("lane", "where ops queue in order: a CUDA stream (compute, comm.GROUP, copy) or a CPU thread (host, loader, pinner)"),
     ("mb0, s2, r3", "in the name of an op: its micro-batch, step and rank"),
 )
 """Figures of a prediction, in words."""

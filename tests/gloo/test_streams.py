@@ -44,12 +44,12 @@ def _program(tree: dict[str, Any]) -> Program:
     return lower(plan, network_of(plan, habits), habits, "cuda", 2)
 
 
-def _play(tree: dict[str, Any], folder: Path) -> tuple[StreamPlayer, StandIn, list[Any], Any, Any]:
+def _play(tree: dict[str, Any], folder: Path, spent: dict[str, float] | None = None) -> tuple[StreamPlayer, StandIn, list[Any], Any, Any]:
     program, world, cuda = _program(tree), alone(folder), StandIn()
     file = folder / "read.bin"
     file.write_bytes(bytes(1 << 16))
     crossing = Crossing(program, 0)
-    seconds = lambda op: host_seconds(op, {})  # noqa: E731
+    seconds = lambda op: host_seconds(op, spent or {})  # noqa: E731
     feeders = start_feeders(program, 0, crossing, 2, seconds, file)
     player = StreamPlayer(world, program, crossing, seconds, file, cuda)
     ops = list(program.ops(0, HOST))
@@ -71,6 +71,12 @@ def test_every_op_has_a_span_and_every_step_an_end(name: str, tmp_path: Path) ->
     assert not list(tmp_path.glob("written*")), "what was written is dropped"
     lanes = {op.lane for _, op in ops if op.lane != HOST}
     assert set(player._streams) == lanes and cuda.used[-1] == 0, "other work finds the default stream again"
+
+
+@pytest.mark.timeout(60)
+def test_a_step_waits_for_the_thread_that_pins(tmp_path: Path) -> None:
+    *_, ends = _play(CASES["loaders"], tmp_path, {"data/pin": 0.3})
+    assert ends[2][1] - ends[1][1] > 0.2
 
 
 def test_copies_go_the_way_that_their_lane_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from topologies.errors import BadInput
 from topologies.load import load_topology
 
 PLAN: dict[str, Any] = {
-    "model": {"family": "mlp", "name": "m", "widths": [2048, 2048, 2048, 2048]},
+    "model": {"family": "mlp", "name": "m", "widths": [2048] * 13},
     "precision": "fp32",
     "batch": {"micro": 512},
     "parallel": {"dp_replicate": 2},
