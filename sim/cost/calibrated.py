@@ -24,6 +24,7 @@ from sim.cost.measured import Lookup, MeasuredPricer
 from sim.cost.nearest import nearest
 from sim.cost.power import draws_of
 from sim.cost.price import Cost, Source
+from sim.cost.stairs import stairs_of
 from sim.framework.framework import Framework
 from sim.program import HOST, Op
 from sim.work import HostWork, Work
@@ -106,6 +107,7 @@ class CalibratedPricer(MeasuredPricer):
         if source != "measured":
             cost = super()._looked_up(work, gpu)
             return cost if cost.source == "measured" else self._nearby(cost, work, gpu)
+        seconds *= stairs_of(self._calibration, gpu, self.framework.attention.kernels).factor(work)
         if not self.sustained:
             return Cost(at_clock(work, gpu, seconds, self._board), "measured")
         # Timed under a training's load, only the slowest board of several is slower; as a short benchmark, training is too.

@@ -51,7 +51,7 @@ def _place(work: Work) -> Place:
 def _place_of(kind: str, s: Sample) -> Place:
     if kind == "memory":
         return (math.log(s.shape[0]),)
-    return _place(convolution_of(s) if kind == "conv" else attention_of(s) if kind == "attention" else _product_of(s))
+    return _place(convolution_of(s) if kind == "conv" else attention_of(s) if kind == "attention" else product_of(s))
 
 
 def _timed(work: Work, s: Sample) -> Work:
@@ -59,9 +59,10 @@ def _timed(work: Work, s: Sample) -> Work:
         share = s.shape[0] * work.repeat / max(1.0, work.bytes)
         read, written, rows = (round(amount * share) for amount in (work.read, work.written, work.rows))
         return replace(work, read=read, written=written, rows=rows, ops=work.ops * share, repeat=1)
-    return convolution_of(s) if isinstance(work, Conv) else attention_of(s) if isinstance(work, Attention) else _product_of(s)
+    return convolution_of(s) if isinstance(work, Conv) else attention_of(s) if isinstance(work, Attention) else product_of(s)
 
 
-def _product_of(s: Sample) -> Gemm:
+def product_of(s: Sample) -> Gemm:
+    """What was timed for a row of the table of products."""
     m, n, k = s.shape
     return Gemm(m, n, k, s.dtype, 1, s.name)
