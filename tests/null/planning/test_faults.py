@@ -130,7 +130,7 @@ MODEL = {"family": "decoder", "layers": 12, "hidden": 1280, "heads": 16, "vocab"
 
 def test_steps_are_counted_when_launches_have_lost_their_lead() -> None:
     """Until then they are shorter: of six steps the third to fifth are."""
-    plan = load_plan({"model": MODEL, "seq_len": 1024, "parallel": {"dp_replicate": 4}})
+    plan = load_plan({"model": MODEL, "seq_len": 1280, "parallel": {"dp_replicate": 4}})
     alone = predict(plan, "dgx-h100")
     assert alone.program is not None and alone.program.steps > 3
     assert faults(plan, "dgx-h100", ("slow=r0:1",)).step_time_s == pytest.approx(alone.step_time_s, rel=1e-6)

@@ -117,9 +117,9 @@ def test_an_explanation_prints_and_is_plain(case: Study) -> None:
 def test_attention_that_is_written_out_is_bound_by_memory() -> None:
     """Its products take less time than the masks and the softmax between them, though all are one op; flash is what helps."""
     plan = BASE | {"parallel": {"dp_replicate": 4}, "batch": {"global": 64, "micro": 16}, "attention": "math"}
-    found = explain(bind(plan, "dgx-h100"), tries=1)
+    found = explain(bind(plan, "dgx-h100"), tries=2)
     assert found.verdict.startswith("memory-bound")
-    assert found.changes[0].overrides == ("attention=flash",) and found.changes[0].gain > 0.2
+    assert {change.overrides: change.gain for change in found.changes}["attention=flash",] > 0.2
 
 
 @pytest.mark.no_cover
