@@ -150,7 +150,10 @@ def rope(share: Share, heads: int, width: int, scaled: bool = False) -> Part:
     if (fused and not scaled) or share.framework.compile:
         works = (elementwise("rope", share, n, e, e, 3.0),)
     else:
-        one, two = ("scale", "add") if fused else ("strided", "strided")
+        apart = (
+            share.framework.linears.joins_gradients and not fused
+        )  # parts of a fused projection's rows; torchtitan's complex product is of whole ones
+        one, two = ("strided", "strided") if apart else ("scale", "add")
         neg, cat, mul = (elementwise(one, share, n // part, e, e) for part in (4, 2, 2))
         steps: tuple[Work, ...] = (neg, cat, mul, mul, elementwise(two, share, n // 2, 2 * e, e))
         works = steps * 2

@@ -103,7 +103,7 @@ def test_the_table_is_read_back(tmp_path: Path) -> None:
 
 
 CORNERS = tuple(row("fwd", (m, n, k), 2.5e-15 * m * n * k, "bf16") for m in (256, 8192) for n in (256, 8192) for k in (256, 8192))
-PRODUCT = Gemm(4096, 4096, 4096)
+PRODUCT = Gemm(8192, 8192, 8192)
 PLAN: dict[str, Any] = {
     "model": {"family": "decoder", "name": "g", "layers": 4, "hidden": 8192, "heads": 64, "vocab": 4096, "dropout": 0.0},
     "seq_len": 2048, "batch": {"micro": 4},
@@ -118,7 +118,7 @@ def _pricer(calibration: Calibration, board: float = 1.0) -> CalibratedPricer:
 def test_at_the_boost_clock_kernels_take_what_was_measured_and_at_a_lower_one_matrix_units_take_longer() -> None:
     """Without the catalog's training clock, which stands in where nothing was measured of power."""
     with_it, without = calibrated(POWER, gemm=CORNERS), calibrated((), gemm=CORNERS)
-    short = 2.5e-15 * 4096**3
+    short = 2.5e-15 * 8192**3
     assert _pricer(with_it).kernel(PRODUCT, H200).seconds == pytest.approx(short)
     assert _pricer(with_it, 0.8).kernel(PRODUCT, H200).seconds == pytest.approx(short + PRODUCT.flops / 989e12 / 0.9 * 0.25)
     assert _pricer(without).kernel(PRODUCT, H200).seconds > 1.1 * short

@@ -125,12 +125,12 @@ def test_local_updates_take_what_predict_says() -> None:
     assert faults(plan, "dgx-h100", ("slow=r0:1",)).step_time_s == pytest.approx(predict(plan, "dgx-h100").step_time_s, rel=1e-6)
 
 
-MODEL = {"family": "decoder", "layers": 12, "hidden": 1280, "heads": 16, "vocab": 8000}
+MODEL = {"family": "decoder", "layers": 12, "hidden": 1216, "heads": 16, "vocab": 8000}
 
 
 def test_steps_are_counted_when_launches_have_lost_their_lead() -> None:
     """Until then they are shorter: of six steps the third to fifth are."""
-    plan = load_plan({"model": MODEL, "seq_len": 1280, "parallel": {"dp_replicate": 4}})
+    plan = load_plan({"model": MODEL, "seq_len": 1024, "parallel": {"dp_replicate": 4}})
     alone = predict(plan, "dgx-h100")
     assert alone.program is not None and alone.program.steps > 3
     assert faults(plan, "dgx-h100", ("slow=r0:1",)).step_time_s == pytest.approx(alone.step_time_s, rel=1e-6)
