@@ -80,8 +80,9 @@ class StreamPlayer(Player):
         self._tags: Counter[tuple[str, str, int]] = Counter()
         self._meant = {id(op): seconds(op) for _, op in program.ops(world.rank, HOST)}
         """id(op): host seconds that it takes, of what is launched those of its launch."""
-        self._owed = 0.0
-        """Host seconds that calls have taken longer than they are meant to, and that nothing has been shortened by yet."""
+        self._owed, self._through = 0.0, 0.0
+        """Host seconds that calls have taken longer than they are meant to, and that nothing has been shortened by yet; the moment at which the host was
+        through with the op before: what the player does between two of them is the next one's."""
         self._lengths: list[float | None] | None = None
         """Of each op the device seconds where nothing waits for the host; None: no such pass has been made."""
         groups = make_groups(program, world.rank, apart=world.kind == "cuda")
@@ -107,18 +108,13 @@ class StreamPlayer(Player):
         """None: programs with a server are refused on GPUs."""
         return []
 
-    def _spin(self, length: float) -> None:
-        """As long as a host op lasts, less what is owed."""
-        paid = min(length, self._owed)
-        self._owed -= paid
-        spin(length - paid)
-
-    def _paid(self, op: Op, spent: float) -> None:
-        """The host goes on when a launch has taken its time."""
-        self._owed += spent - self._meant.get(id(op), spent)
+    def _paid(self, meant: float) -> None:
+        """The host goes on when an op has taken its time, since the end of the one before."""
+        self._owed += now() - self._through - meant
         if self._owed < 0.0:
             spin(-self._owed)
             self._owed = 0.0
+        self._through = now()
 
     def _to(self, lane: str) -> None:
         """Makes a lane's stream the current one: changing it costs microseconds, so only where it is another."""
@@ -132,8 +128,7 @@ class StreamPlayer(Player):
             calls = [body(work, arena) for work in op.works]
             return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
         if op.kind == "host":
-            length = self._meant[id(op)]
-            return lambda: self._spin(length)
+            return lambda: None  # its time passes when it is paid
         if op.kind == "copy":
             return self._copy(op, arena, file)
         if op.kind in MEETING:
@@ -172,8 +167,10 @@ class StreamPlayer(Player):
         self._cuda.synchronize()
         zero = self._cuda.event()
         zero.record()
+        origin = now()  # an idle device comes to it at once; the host hears of that some microseconds later
         zero.synchronize()
-        origin, self._owed = now(), math.inf if stood else 0.0  # with endless time to be taken off, the host rushes through
+        self._owed = math.inf if stood else 0.0  # with endless time to be taken off, the host rushes through
+        self._through = now()
         host: list[tuple[float, float]] = []
         marks: list[tuple[int, torch.cuda.Event]] = []
         ready = 0
@@ -206,7 +203,7 @@ class StreamPlayer(Player):
         until = max(begin, until - self._around)
         length = self._lengths[i] if self._lengths is not None else None
         if length is not None and begin < through:  # the device stood there before all of it was launched
-            begin = max(begin, min(through, until - length))
+            begin = max(begin, until - length)
         return begin, until, issued
 
     def _stood(self, op: Op, ready: int) -> int:
@@ -233,15 +230,10 @@ class StreamPlayer(Player):
 
     def _one(self, call: Call, op: Op, turn: int, pair: Pair | None) -> float:
         """Runs or launches an op. The moment at which that was done, before the host waits for anything."""
-        begin = now()
         if op.kind in ("record", "wait", "sync"):
             self._order(call, op, turn)
-            through = now()
-            if op.kind != "sync" and op.lane != HOST:
-                self._paid(op, through - begin)
         elif id(op) not in self._queued:
             self._bodies[id(op)]()
-            through = now()
         else:
             stream = self._streams[op.lane]
             self._to(op.lane)
@@ -250,11 +242,13 @@ class StreamPlayer(Player):
             self._made.append(self._bodies[id(op)]())
             if pair is not None:
                 pair[1].record(stream)
-            through = now()
-            if op.how != "pageable":  # there the host waits for the copy
-                self._paid(op, through - begin)
-            if op.blocking:
-                stream.synchronize()
+        through, queued = now(), id(op) in self._queued
+        if op.kind == "host" or (op.lane != HOST and (op.kind in ("record", "wait") or (queued and op.how != "pageable"))):
+            self._paid(self._meant[id(op)])
+            if not (queued and op.blocking):
+                return through if op.kind != "host" else now()
+            self._streams[op.lane].synchronize()
+        self._through = now()  # what the host has waited for is no launch
         return through
 
     def _order(self, call: Call, op: Op, turn: int) -> None:

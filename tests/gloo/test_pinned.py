@@ -31,7 +31,7 @@ def test_batches_of_all_sizes_that_shared_memory_holds_are_timed(tmp_path: Path,
     monkeypatch.setattr(probes, "_PROCESSES", 5)
     found = timed(tmp_path, monkeypatch, 12 * MIB - 1, 16)
     assert list(found) == [("pin", 1 << 10), ("pin", MIB), ("take_pinned", 0)], "no four processes make batches of 2 MiB there"
-    assert found["pin", MIB].n == 2 * 5 and found["take_pinned", 0].median > 0
+    assert found["pin", MIB].n == 2 and found["take_pinned", 0].median > 0
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
