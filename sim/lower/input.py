@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from sim.lower.job import Job
-from sim.lower.ops import collective, compute, host, order, spent
+from sim.lower.ops import collective, compute, host, order
 from sim.program import COMPUTE, H2D, HOST, PINNER, Call, Op
 from sim.work import HostWork, MemoryBound
 
@@ -60,10 +60,12 @@ def take(job: Job) -> list[Op]:
     """The training thread's share for one micro-batch: wait for the batch, give its place free, copy it over."""
     data = job.plan.data
     if data.workers:
-        event, taking = ("data/pinned", "take_pinned") if pins(job) else ("data/ready", "loader")
+        event, taking = ("data/pinned", HostWork("take_pinned")) if pins(job) else ("data/ready", HostWork("loader"))
+        if job.device != "cpu" and not pins(job):  # who first reads a loader process's batch meets its pages: here a copy from pageable memory
+            taking = HostWork("pin", device_bytes(job))
         ops = [
             Op("data/wait", "sync", HOST, event=event, shift=0, cls=CLS),
-            spent("data/take", taking, cls=CLS),
+            host("data/take", taking, cls=CLS),
             Op("data/taken", "record", HOST, event="data/taken", shift=0),
         ]
     else:

@@ -71,14 +71,14 @@ def test_a_step_is_as_slow_as_its_input_or_its_compute() -> None:
     assert steady(plan(4, "20 s")) == pytest.approx(8.0, abs=2.5)
 
 
-@pytest.mark.parametrize(("workers", "pinned", "copies"), [(0, True, 2), (0, False, 1), (1, True, 1), (1, False, 1)])
+@pytest.mark.parametrize(("workers", "pinned", "copies"), [(0, True, 2), (0, False, 1), (1, True, 1), (1, False, 2)])
 def test_who_loads_copies_the_batch(workers: int, pinned: bool, copies: int) -> None:
     """100 samples of 1 MB into one batch, at 4 GB/s, and 20 us each; the training thread also into pinned memory, which a thread of its own
-    does beside loader processes. A pageable copy holds the training thread for as long again."""
+    does beside loader processes. A pageable copy holds the training thread for as long again, and from a loader process it first meets the pages."""
     model = {"family": "mlp", "name": "wide", "widths": [250_000, 8]}
     step = predict({"model": model, "batch": {"micro": 100}, "data": {"workers": workers, "pinned": pinned}}, "dgx-h100").step_time_s
     made = 100 * 20e-6 + copies * 100e6 / 4e9
-    assert step == pytest.approx(made + (0.025 if not (workers or pinned) else 0.0), rel=0.02)
+    assert step == pytest.approx(made + (0.025 if not (workers or pinned) else 0.0), rel=0.035)
 
 
 def test_a_thread_pins_what_loader_processes_make() -> None:

@@ -22,7 +22,9 @@ RATE = 20e9
 
 def step(every: int, mode: str = "async") -> float:
     output = {"checkpoint_every": every, "checkpoint_mode": mode} if every else {}
-    return predict({"model": "gpt2-1.5b", "seq_len": 1024, "parallel": {"dp_replicate": 8}, "output": output}, "dgx-h100").step_time_s
+    return predict(
+        {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"micro": 2}, "parallel": {"dp_replicate": 8}, "output": output}, "dgx-h100"
+    ).step_time_s
 
 
 @pytest.mark.no_cover
@@ -55,7 +57,9 @@ def test_rounds_of_steps_take_what_their_mean_says() -> None:
 def test_what_is_waited_for_is_named() -> None:
     """The rest of the writing by itself, the copy by itself; together what checkpoints add."""
     output = {"checkpoint_every": 2, "checkpoint_mode": "async"}
-    found = predict({"model": "gpt2-1.5b", "seq_len": 1024, "parallel": {"dp_replicate": 8}, "output": output}, "dgx-h100")
+    found = predict(
+        {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"micro": 2}, "parallel": {"dp_replicate": 8}, "output": output}, "dgx-h100"
+    )
     adds = {point.where: point.adds or 0.0 for point in found.syncs if point.where.startswith("output/")}
     assert set(adds) == {"output/before", "output/d2h"}
     writing = found.parameters * 3 * 2 / RATE
