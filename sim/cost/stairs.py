@@ -37,8 +37,8 @@ class Stairs:
         return kernel_cost(work, self._gpu, self._efficiency, self._calibration.loaded).seconds
 
     def factor(self, work: Work) -> float:
-        """1 for works of other kinds than products and attention."""
-        if not isinstance(work, (Gemm, Attention)):
+        """1 for works of other kinds than products and attention, and for exact fp32: its kernels have other tiles than those that the model was fitted on."""
+        if not isinstance(work, (Gemm, Attention)) or work.dtype in ("fp32", "fp64"):
             return 1.0
         line, _ = self._lines.price(work)
         return self._model(work) / line if line > 0 else 1.0

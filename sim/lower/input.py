@@ -61,7 +61,9 @@ def take(job: Job) -> list[Op]:
     data = job.plan.data
     if data.workers:
         event, taking = ("data/pinned", HostWork("take_pinned")) if pins(job) else ("data/ready", HostWork("loader"))
-        if job.device != "cpu" and not pins(job):  # who first reads a loader process's batch meets its pages: here a copy from pageable memory
+        if job.device != "cpu" and not pins(
+            job
+        ):  # who first reads a loader process's batch meets its pages: here a copy from pageable memory
             taking = HostWork("pin", device_bytes(job))
         ops = [
             Op("data/wait", "sync", HOST, event=event, shift=0, cls=CLS),
