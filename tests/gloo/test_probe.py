@@ -21,7 +21,7 @@ def calibration(probed: Probed) -> Calibration:
 def test_the_file_says_who_and_when(calibration: Calibration) -> None:
     assert calibration.quick and calibration.ranks == 2 and calibration.device == "cpu"
     assert calibration.date and {"torch", "python"} <= calibration.versions.keys()
-    assert set(calibration.tables) == set(SHAPES)
+    assert set(calibration.tables) == set(SHAPES) - {"power"}, "a GPU's alone"
     for rows in calibration.tables.values():
         assert all(s.p10 <= s.median <= s.p90 and s.n >= 2 for s in rows)
 
