@@ -8,6 +8,8 @@ and the number of repetitions of each point. All times are seconds, sizes bytes.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -152,6 +154,17 @@ def load_calibration(path: str | Path | None) -> Calibration:
     if path is None:
         return Calibration(device="cpu", date="", machine="none measured", cores=1, ranks=1, threads=1)
     source = Path(path)
+    seen: tuple[int, ...] = ()
+    with suppress(OSError):  # reading it says why
+        told = source.stat()
+        seen = told.st_dev, told.st_ino, told.st_mtime_ns, told.st_size
+    return _read(source, seen)
+
+
+@lru_cache(maxsize=8)
+def _read(source: Path, seen: tuple[int, ...]) -> Calibration:
+    """Once while the file stays as it was `seen`: a prediction at the clock that its power leaves asks for it several times, and all that is made of
+    a calibration hangs on its being the same."""
     return _from_tree(read_toml(source, "calibration", _LARGEST, "Run `steptwin probe` to measure this machine"), source)
 
 
