@@ -60,20 +60,22 @@ def take(job: Job) -> list[Op]:
     """The training thread's share for one micro-batch: wait for the batch, give its place free, copy it over."""
     data = job.plan.data
     if data.workers:
-        event, taking = ("data/pinned", HostWork("take_pinned")) if pins(job) else ("data/ready", HostWork("loader"))
-        if job.device != "cpu" and not pins(
-            job
-        ):  # who first reads a loader process's batch meets its pages: here a copy from pageable memory
-            taking = HostWork("pin", device_bytes(job))
         ops = [
-            Op("data/wait", "sync", HOST, event=event, shift=0, cls=CLS),
-            host("data/take", taking, cls=CLS),
+            Op("data/wait", "sync", HOST, event="data/pinned" if pins(job) else "data/ready", shift=0, cls=CLS),
+            host("data/take", _taking(job), cls=CLS),
             Op("data/taken", "record", HOST, event="data/taken", shift=0),
         ]
     else:
         ops = load(job, HOST)
     ops = ops if job.device == "cpu" else [*ops, *_to_device(job), *_broadcast(job)]
     return [*ops, *_created(job)]
+
+
+def _taking(job: Job) -> HostWork:
+    """Who first reads a loader process's batch meets its pages: the thread that pins, or the training thread's copy from pageable memory."""
+    if pins(job):
+        return HostWork("take_pinned")
+    return HostWork("loader") if job.device == "cpu" else HostWork("pin", device_bytes(job))
 
 
 RANDOM = 4e-9
