@@ -95,7 +95,7 @@ class StreamPlayer(Player):
                     self._streams[op.lane] = self._cuda.stream()
                 if id(op) not in self._bodies:
                     self._to(op.lane)  # autograd runs a backward on the stream of its forward: the lane's, from the beginning
-                    self._bodies[id(op)] = self._make(op, arena, groups, seconds, file)
+                    self._bodies[id(op)] = self._make(op, arena, groups, file)
                     world.beat.touch()
             self._to(HOST)
         self._cuda.synchronize()
@@ -123,12 +123,10 @@ class StreamPlayer(Player):
             self._cuda.use(self._streams[wanted] if wanted is not None else self._cuda.default())
             self._on = wanted
 
-    def _make(self, op: Op, arena: Arena, groups: dict[tuple[str, str], Group], seconds: Callable[[Op], float], file: Path) -> Body:
+    def _make(self, op: Op, arena: Arena, groups: dict[tuple[str, str], Group], file: Path) -> Body:
         if op.kind == "compute":
             calls = [body(work, arena) for work in op.works]
             return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
-        if op.kind == "host":
-            return lambda: None  # its time passes when it is paid
         if op.kind == "copy":
             return self._copy(op, arena, file)
         if op.kind in MEETING:
