@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sim.cost.calibration import Calibration, Sample
 from sim.cost.cpu import variant
-from sim.cost.points import attention_name, attention_of, convolution_of, place_of
+from sim.cost.points import attention_name, attention_of, convolution_of, place_of, product_of
 from sim.work import Attention, Conv, Gemm, MemoryBound, Work, row_alignment
 
 _APART = 8.0
@@ -60,9 +60,3 @@ def _timed(work: Work, s: Sample) -> Work:
         read, written, rows = (round(amount * share) for amount in (work.read, work.written, work.rows))
         return replace(work, read=read, written=written, rows=rows, ops=work.ops * share, repeat=1)
     return convolution_of(s) if isinstance(work, Conv) else attention_of(s) if isinstance(work, Attention) else product_of(s)
-
-
-def product_of(s: Sample) -> Gemm:
-    """What was timed for a row of the table of products."""
-    m, n, k = s.shape
-    return Gemm(m, n, k, s.dtype, 1, s.name)

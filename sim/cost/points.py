@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sim.cost.calibration import Sample
-from sim.work import Attention, Conv
+from sim.work import Attention, Conv, Gemm
 
 _APART = 4.0
 """Between kinds of convolution, in the measure of sizes' logarithms: as a fifty times larger one."""
@@ -14,6 +14,12 @@ _APART = 4.0
 def attention_name(work: Attention) -> str:
     """Of its row in the table of attention."""
     return ("bwd" if work.backward else "fwd") + ("" if work.causal else "_full")
+
+
+def product_of(s: Sample) -> Gemm:
+    """What was timed for a row of the table of products."""
+    m, n, k = s.shape
+    return Gemm(m, n, k, s.dtype, 1, s.name)
 
 
 def attention_of(s: Sample) -> Attention:

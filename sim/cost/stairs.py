@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from sim.cost.calibration import Calibration, Sample
 from sim.cost.cpu import Prices
 from sim.cost.kernel import kernel_cost
-from sim.cost.nearest import product_of
-from sim.cost.points import attention_of
+from sim.cost.points import attention_of, product_of
 from sim.work import Attention, Gemm, Work
 from topologies.hardware import Gpu
 
