@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.framework.chosen import framework_of, sharding_of
+from sim.framework.chosen import framework_of, sharded_alone, sharding_of
 from sim.framework.framework import Framework
 from sim.model.specs.decoder import Decoder, Moe
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
@@ -43,11 +43,6 @@ def check_quiet(plan: Plan) -> None:
         raise Refused(
             "noise is for predictions: a real machine brings its own. Leave noise.stragglers and noise.imbalance out to run the plan"
         )
-
-
-def sharded_alone(plan: Plan) -> bool:
-    """One rank, and the plan says `zero` all the same: FSDP2 then runs on a mesh of one, with its copies and hooks."""
-    return plan.world == 1 and plan.parallel.zero in (2, 3)
 
 
 def _of_the_step(plan: Plan) -> Refusals:

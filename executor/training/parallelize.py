@@ -20,10 +20,9 @@ from executor.kernels.bodies import dtype_of
 from executor.ranks.world import NCCL, World
 from executor.training.expert_parallel import EXPERTS, HELD, divided_by, gather_ahead, ranks_of, split_experts, units_of
 from executor.training.hooks import reduced_in
-from executor.training.limits import sharded_alone
 from executor.training.models.build import ends_of
 from executor.training.models.experts import Product
-from sim.framework.chosen import zero_of
+from sim.framework.chosen import sharded_alone, zero_of
 from sim.framework.framework import Framework
 from sim.plan import Plan
 from sim.rules import mesh_of

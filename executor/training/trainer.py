@@ -15,7 +15,6 @@ from executor.kernels.bodies import dtype_of
 from executor.ranks.world import World, set_precision
 from executor.training.examples import Pair
 from executor.training.handover import Handover
-from executor.training.limits import sharded_alone
 from executor.training.models.build import loss_of, memory_format, model_for, reads_ids
 from executor.training.optimizers import optimizer_of
 from executor.training.outer import outer_of
@@ -23,7 +22,7 @@ from executor.training.parallelize import clip, device_mesh, expert_mesh, parall
 from executor.training.precision import Mixed
 from executor.training.samples import Samples, check_shared, loader_of
 from executor.training.saving import data_rank, save
-from sim.framework.chosen import framework_of
+from sim.framework.chosen import framework_of, sharded_alone
 from sim.lower.output import due
 from sim.model.specs.spec import ModelSpec
 from sim.plan import Plan

@@ -57,13 +57,22 @@ def zero_of(plan: Plan, framework: Framework) -> int:
     return framework.data_parallel.zero if plan.parallel.zero is None else plan.parallel.zero
 
 
+def is_fsdp2(framework: Framework) -> bool:
+    """Is its ZeRO-3 torch's FSDP2, which casts and divides gradients in passes of its own?"""
+    return framework.precision.casts_messages and framework.data_parallel.zero2 == "layers"
+
+
+def sharded_alone(plan: Plan) -> bool:
+    """One rank, and the plan says `zero` all the same: FSDP2 then runs on a mesh of one, with its copies and hooks."""
+    return plan.world == 1 and plan.parallel.zero in (2, 3)
+
+
 def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
     """(level of ZeRO, whether gathered parameters are freed after forward). 0 where there is nobody to share with, but for one rank whose plan asks
     FSDP2 for it: its hooks, casts and copies are there all the same. 3 where the framework's ZeRO-2 is an FSDP that keeps its parameters; a
     pipeline's FSDP keeps them through the step (torchtitan, parallelize_llama.py)."""
     p = plan.parallel
-    fsdp2 = framework.precision.casts_messages and framework.data_parallel.zero2 == "layers"
-    alone = (p.dp_shard * p.cp == 1 and not (fsdp2 and plan.world == 1 and p.zero in (2, 3))) or (p.dp_shard == 1 and p.zero is None)
+    alone = (p.dp_shard * p.cp == 1 and not (is_fsdp2(framework) and sharded_alone(plan))) or (p.dp_shard == 1 and p.zero is None)
     zero = 0 if alone else zero_of(plan, framework)
     layers = zero == 2 and framework.data_parallel.zero2 == "layers"
     return 3 if layers else zero, p.reshard_after_forward and not layers and p.pp == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.framework.chosen import owns_tensors
+from sim.framework.chosen import is_fsdp2, owns_tensors
 from sim.framework.framework import Framework
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
@@ -81,7 +81,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fsdp2(self) -> bool:
         """Sharded gradients go through torch's FSDP2, which casts and divides them in passes of its own."""
-        return self.zero == 3 and self.framework.precision.casts_messages and self.framework.data_parallel.zero2 == "layers"
+        return self.zero == 3 and is_fsdp2(self.framework)
 
     @property
     def dtensor(self) -> bool:

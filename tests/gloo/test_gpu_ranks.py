@@ -16,9 +16,9 @@ from executor.ranks.environment import SHARED, Place, on_gpus, own_gpu, sharing
 from executor.ranks.world import World, joined, set_precision
 from executor.training import parallelize
 from executor.training.handover import Handover
-from executor.training.limits import sharded_alone
 from executor.training.trainer import drop_others
 from sim.files.planfile import load_plan
+from sim.framework.chosen import sharded_alone
 from tests.gloo.gpu_standin import alone
 from topologies.errors import RunFailed
 
