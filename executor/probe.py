@@ -170,6 +170,7 @@ def _alone(world: World) -> list[Callable[[Bench], None]]:
     from executor.probes.input import files, loader, pinned
     from executor.probes.optimizers import optimizers
     from executor.probes.power import power
+    from executor.probes.recomputed import recomputed
     from executor.probes.sharded import sharded
 
     of_device: list[Callable[[Bench], None]] = (
@@ -179,7 +180,7 @@ def _alone(world: World) -> list[Callable[[Bench], None]]:
     )
     # On a CPU all host work is timed with other work between, and nothing is pinned.
     in_context, pins = ([in_step], [pinned]) if world.kind == "cuda" else ([], [])
-    return [*of_device, kernels.copies, dispatch, optimizers, *in_context, ddp, sharded, loader, *pins, files]
+    return [*of_device, kernels.copies, dispatch, optimizers, *in_context, recomputed, ddp, sharded, loader, *pins, files]
 
 
 def _only_together() -> list[Callable[[Bench], None]]:

@@ -56,7 +56,7 @@ class Bench:
         self._rotate, self._most = (_FAR, 50) if gpu else (_ROTATE, 32)
         self.budget = 0.004 if quick else 0.012
         self.found: list[tuple[str, Sample]] = []
-        self.mill = Mill()
+        self.mill = Mill(world.device)
         self._again = 0
         # Ranks that take turns on the cores are slowed by each other's share of them when a step is predicted: what is kept is a call's own
         # time on a core. Long calls would hold the others' turns, short ones would not.
@@ -106,6 +106,13 @@ class Bench:
             self.world.synchronize()
         self.world.beat.touch()
         return found
+
+    def once(self, call: Callable[[], object]) -> float:
+        """Seconds of one call on this thread; on a GPU until all of it is launched."""
+        self.world.synchronize()
+        start = self._clock()
+        call()
+        return self._clock() - start
 
     def _timed(self, calls: Sequence[Callable[[], object]]) -> list[float]:
         """Seconds of calls in a row; nothing where they met new pages of memory, which a step has met long before: in a virtual machine those

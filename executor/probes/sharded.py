@@ -6,7 +6,7 @@ All ranks form a group of torch's "fake" backend, whose collectives return at on
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -16,13 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from executor.players.communication import all_gather, reduce_scatter
 from executor.probes.bench import Bench, middle
+from executor.probes.beyond import apart, beyond
 from executor.probes.ddp import Many
-from executor.probes.mill import Between
 
 _WIDTH = 64
-_UNITS = (2, 6)
-"""Blocks of the smaller and the larger model: their difference leaves out what a model pays once."""
-_TENSORS = (2, 8)
+_TENSORS = (4, 20)
+"""Of the smaller and the larger unit: a transformer's layer has 6 to 12."""
 
 
 def sharded(bench: Bench) -> None:
@@ -61,31 +60,6 @@ class _Pair(nn.Module):
         return x + self.down(F.silu(self.up(self.norm(x))))  # type: ignore[no-any-return]
 
 
-def _per_block(bench: Bench, model: Callable[[int], nn.Sequential], x: torch.Tensor) -> float:
-    """Seconds of one block's forward and backward, and of what lies between two blocks."""
-
-    def seconds(blocks: int) -> float:
-        net = model(blocks)
-
-        def step() -> None:
-            net(x).sum().backward()
-            net.zero_grad()
-
-        for _ in range(3):  # DTensor looks its plans up once
-            step()
-        return middle(bench.times([step], least=15))
-
-    few, many = _UNITS
-    return (seconds(many) - seconds(few)) / (many - few)
-
-
-def _apart(bench: Bench, blocks: Iterable[nn.Module]) -> nn.Sequential:
-    """Blocks with other work between them, where ranks are CPUs: a GPU's host has little of its own between two hooks."""
-    if bench.world.kind == "cuda":
-        return nn.Sequential(*blocks)
-    return nn.Sequential(*(module for block in blocks for module in (Between(bench.mill), block)))
-
-
 def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
     """Two passes of a unit (two gathers, one reduction, and the copies into and out of their buffers, which lowering names). Over a mesh of one
     nothing is gathered or scattered (torch 2.11, _fsdp_param_group.py), and copied all the same."""
@@ -96,14 +70,14 @@ def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
     def model(tensors: int, shard: bool) -> Callable[[int], nn.Sequential]:
         def make(blocks: int) -> nn.Sequential:
             units = [Many(tensors, bench.world.device, _WIDTH) for _ in range(blocks)]
-            net = _apart(bench, units)
+            net = apart(bench, units)
             for unit in (*units, net) if shard else ():
                 fully_shard(unit, mesh=mesh)
             return net
 
         return make
 
-    few, many = (_per_block(bench, model(n, True), x) - _per_block(bench, model(n, False), x) for n in _TENSORS)
+    few, many = (beyond(bench, model(n, True), model(n, False), x) for n in _TENSORS)
     parameter = max(1e-7, (many - few) / (_TENSORS[1] - _TENSORS[0]))
     part, full = torch.ones(_WIDTH, device=x.device), torch.ones(_WIDTH * mesh.size(), device=x.device)
     gather = scatter = 0.0
@@ -131,12 +105,12 @@ def _tensor_parallel(bench: Bench, mesh: DeviceMesh) -> None:
                 parallelize_module(pair.get_submodule("down"), mesh, RowwiseParallel(output_layouts=slices))
                 if norm:
                     parallelize_module(pair.get_submodule("norm"), mesh, SequenceParallel())
-            return _apart(bench, pairs)
+            return apart(bench, pairs)
 
         return make
 
-    linears = _per_block(bench, model(False, True), x) - _per_block(bench, model(False, False), x)
-    normed = _per_block(bench, model(True, True), x) - _per_block(bench, model(True, False), x)
+    linears = beyond(bench, model(False, True), model(False, False), x)
+    normed = beyond(bench, model(True, True), model(True, False), x)
     bench.add("host", "dtensor_linear", "", (), [max(1e-6, linears) / 4])
     bench.add("host", "dtensor_norm", "", (), [max(1e-6, normed - linears) / 2])
 

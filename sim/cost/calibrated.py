@@ -34,8 +34,8 @@ from topologies.hardware import Gpu
 
 HOST_WORK = (
     "kernel", "launch", "view", "module", "autograd", "accumulate", "python", "event", "collective", "copy", "collate", "loader", "take_pinned",
-    "checkpoint", "optimizer", "cpu_optimizer", "ddp_step", "ddp_bucket", "ddp_parameter", "fsdp_unit", "fsdp_parameter", "dtensor_linear", "dtensor_norm",
-    "dtensor_adam", "dtensor_sgd",
+    "checkpoint", "optimizer", "cpu_optimizer", "ddp_step", "ddp_bucket", "ddp_parameter", "fsdp_unit", "fsdp_parameter", "checkpointed", "packed",
+    "dtensor_linear", "dtensor_norm", "dtensor_adam", "dtensor_sgd",
 )  # fmt: skip
 """Rows of the table of host work that stand for one unit of it. Of a GPU `log` and `optimizer_step` hold a copy and launches too, which a
 program has as ops of their own."""

@@ -51,6 +51,8 @@ ASSUMED_HOST = {
     "ddp_parameter": 3e-6,
     "fsdp_unit": 200e-6,
     "fsdp_parameter": 10e-6,
+    "checkpointed": 150e-6,
+    "packed": 4e-6,
     "dtensor_linear": 200e-6,
     "dtensor_norm": 100e-6,
     "dtensor_adam": 80e-6,

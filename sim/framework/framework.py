@@ -39,7 +39,8 @@ class Framework(Habits, frozen=True, kw_only=True):
     compile: bool = False
     """Elementwise chains fused by a compiler (torch.compile, XLA)."""
     early_stop: bool = False
-    """Full recomputation ends with the last saved tensor: the layer's last product is not run again (torch.utils.checkpoint)."""
+    """Full recomputation ends with the last saved tensor: the layer's last product is not run again. Of eager modules it is torch.utils.checkpoint's,
+    which calls a Python function with each tensor that autograd keeps."""
     precision: Precision = Precision()
     attention: Attention = Attention()
     linears: Linears = Linears()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from sim.lower import recomputed
 from sim.lower.data_parallel import features
 from sim.lower.job import Job
 from sim.lower.model_parallel import context, expert, tensor
@@ -44,8 +45,8 @@ def _lowered(job: Job, name: str, block: Block, first: bool, again: bool) -> Blo
     if not again:
         return BlockOps(name, block, tuple(parts))
     redo, end = _again(job, name, block, saved)
-    held = _keep_input(parts, block.saved_input)
-    return BlockOps(name, block, held, redo) if end == len(parts) else BlockOps(name, block, _on_demand(held, end, redo))
+    held = recomputed.packed(job, name, block, recomputed.keep_input(parts, block.saved_input))
+    return BlockOps(name, block, held, redo) if end == len(parts) else BlockOps(name, block, recomputed.on_demand(held, end, redo))
 
 
 def _again_some(job: Job, name: str, parts: tuple[Part, ...], back: int) -> Iterator[Op]:
@@ -54,47 +55,16 @@ def _again_some(job: Job, name: str, parts: tuple[Part, ...], back: int) -> Iter
         yield from _forward(job, "recompute", name, part, back if at == len(parts) - 1 else 0, False)
 
 
-def _on_demand(parts: tuple[PartOps, ...], at: int, redo: Ops) -> tuple[PartOps, ...]:
-    """`redo` as torch's checkpoint runs it: when the first kernel asks for a saved tensor, after what backward sends before."""
-
-    def before_kernels(ops: Ops) -> Ops:
-        first = next((i for i, op in enumerate(ops) if op.kind == "compute"), len(ops))
-        return (*ops[:first], *redo, *ops[first:])
-
-    part = parts[at]
-    return (*parts[:at], part._replace(backward=before_kernels(part.backward), joint=before_kernels(part.joint)), *parts[at + 1 :])
-
-
 def _again(job: Job, name: str, block: Block, saved: list[int]) -> tuple[Ops, int]:
     """The block's forward as backward repeats it, to its end or as far as backward needs, and the first part that it leaves out."""
-    end = _early_stop(block) if job.framework.early_stop else len(block.parts)
+    end = recomputed.early_stop(block) if job.framework.early_stop else len(block.parts)
     redo = [op for index, part in enumerate(block.parts[:end]) for op in _forward(job, "recompute", name, part, saved[index], index == 0)]
     inputs = sum(saved[end:])
     if inputs and not redo:
         redo = [Op(f"recompute/{name}.input", "record", COMPUTE, event=f"recompute/{name}.input")]
     if inputs:
         redo[-1] = replace(redo[-1], alloc=redo[-1].alloc + inputs)
-    return tuple(redo), end
-
-
-def _early_stop(block: Block) -> int:
-    """Parts that torch's checkpoint runs again: it ends with the last tensor that backward needs, and a product hands over its input
-    before it runs (torch/utils/checkpoint.py, _StopRecomputationError)."""
-    last = max((index for index, part in enumerate(block.parts) if part.saved), default=-1)
-    return last if last >= 0 and block.parts[last].cls == "gemm" else last + 1
-
-
-def _keep_input(parts: list[PartOps], saved: int) -> tuple[PartOps, ...]:
-    """Full recomputation keeps the block's input alone, from its first forward op to its last backward op."""
-    first = parts[0]
-    if not saved or not first.forward or not first.joint:
-        return tuple(parts)
-    forward = (replace(first.forward[0], alloc=first.forward[0].alloc + saved), *first.forward[1:])
-    last = first.joint[-1]
-    freed = replace(last, free=last.free + saved)
-    change = {id(last): freed}
-    swapped = [tuple(change.get(id(op), op) for op in ops) for ops in (first.backward, first.wgrad, first.joint)]
-    return (first._replace(forward=forward, backward=swapped[0], wgrad=swapped[1], joint=swapped[2]), *parts[1:])
+    return (*recomputed.unpacked(job, name, block), *redo), end
 
 
 def _placed(parts: tuple[Part, ...], first: bool, sizes: list[int]) -> list[int]:

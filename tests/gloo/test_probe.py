@@ -40,7 +40,7 @@ def test_every_host_kind_that_lowering_names_is_there(calibration: Calibration) 
         "ddp_parameter",
     }
     kinds |= {"collate", "loader", "log", "collective", "checkpoint", "stretch", "apart"}
-    kinds |= {"fsdp_unit", "fsdp_parameter", "dtensor_linear", "dtensor_norm", "dtensor_adam", "dtensor_sgd"}
+    kinds |= {"checkpointed", "packed", "fsdp_unit", "fsdp_parameter", "dtensor_linear", "dtensor_norm", "dtensor_adam", "dtensor_sgd"}
     assert kinds <= {s.name for s in calibration.rows("host")}
 
 
@@ -72,7 +72,7 @@ def test_ranks_are_merged_point_by_point() -> None:
 
 def test_what_lies_between_two_blocks_changes_neither_of_them() -> None:
     """It hands on values and gradients, and its mill's parameters are nobody's: FSDP2 would gather them, an optimizer update them."""
-    between, x = Between(Mill()), torch.randn(4, 8, requires_grad=True)
+    between, x = Between(Mill(torch.device("cpu"))), torch.randn(4, 8, requires_grad=True)
     assert not list(between.parameters()) and not list(between.modules())[1:]
     (2.0 * between(x)).sum().backward()
     assert torch.equal(between(x), x) and x.grad is not None and torch.equal(x.grad, torch.full_like(x, 2.0))
