@@ -47,6 +47,7 @@ class Bench:
         self.world, self.quick = world, quick
         self.cuda = cuda or Cuda(world.device)
         self._timer = DeviceTimer(self.cuda, hold=Rest(self.cuda).hold if world.kind == "cuda" else None)
+        self.mill = Mill(world.device)
         gpu = world.kind == "cuda"
         self.arena = (
             of_gpu(world.device, min(4 << 30, free_memory(world.device)), _FAR)
@@ -56,7 +57,6 @@ class Bench:
         self._rotate, self._most = (_FAR, 50) if gpu else (_ROTATE, 32)
         self.budget = 0.004 if quick else 0.012
         self.found: list[tuple[str, Sample]] = []
-        self.mill = Mill(world.device)
         self._again = 0
         # Ranks that take turns on the cores are slowed by each other's share of them when a step is predicted: what is kept is a call's own
         # time on a core. Long calls would hold the others' turns, short ones would not.
