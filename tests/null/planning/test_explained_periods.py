@@ -30,7 +30,7 @@ def mean(setting: Setting, pricer: Pricer) -> float:
     [
         (6, (), "data-bound"),
         (3, ("data.preprocess=5 ms",), "memory-bound"),
-        (8, ("data.prefetch=1", "data.preprocess=4.7 ms"), "compute-bound"),
+        (8, ("data.prefetch=1", "data.preprocess=4.7 ms"), "memory-bound"),
     ],
     ids=["loaders never rest", "no plain step waits", "the store is full"],
 )
