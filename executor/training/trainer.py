@@ -127,6 +127,7 @@ class Trainer:
                     output = self.model(x)
                     with torch.profiler.record_function("part:head.loss"), parallel_loss(self.plan.parallel.tp > 1):
                         loss = loss_of(self.spec, output, y.to(x.dtype) if y.is_floating_point() else y)
+                    del output  # logits are large, and backward needs none (torchtitan's train.py does the same)
                 if count > 1:
                     loss = loss / count
                 if loss.requires_grad:  # not where the task is forward only
