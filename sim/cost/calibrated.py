@@ -39,7 +39,7 @@ HOST_WORK = (
 )  # fmt: skip
 """Rows of the table of host work that stand for one unit of it. Of a GPU `log` and `optimizer_step` hold a copy and launches too, which a
 program has as ops of their own."""
-LOOPED = ("kernel", "launch", "view", "module", "autograd", "accumulate", "optimizer")
+LOOPED = ("kernel", "launch", "view", "module", "autograd", "accumulate", "optimizer", "dtensor_adam", "dtensor_sgd")
 """Those of a layer and its parameters that are timed in loops of their own. In a step they all take `in_step` times as long, but for bare launches
 of C++, which are such loops."""
 _SAME = {"node": "autograd"}
