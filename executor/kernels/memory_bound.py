@@ -7,7 +7,7 @@ import torch
 from executor.arena import Arena
 from executor.kernels import elementwise, lists, rows, updates
 from executor.kernels.site import Call, Site
-from sim.cost.cpu import HALVES, variant
+from sim.cost.variant import HALVES, variant
 from sim.optimizers import OPTIMIZERS
 from sim.work import MemoryBound
 

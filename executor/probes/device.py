@@ -14,8 +14,8 @@ import torch
 from executor.probes.bench import Bench, middle
 from executor.probes.kernels import convolution, each_variant
 from executor.ranks.world import set_precision
-from sim.cost.cpu import variant
 from sim.cost.points import attention_name
+from sim.cost.variant import variant
 from sim.work import BLOCK, BYTES, LISTED, Attention, Gemm, MemoryBound
 
 SIZES = (128, 512, 1024, 2048, 4096, 8192, 16384, 131072)

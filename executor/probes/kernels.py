@@ -8,8 +8,8 @@ from itertools import product
 from msgspec.structs import replace
 
 from executor.probes.bench import Bench
-from sim.cost.cpu import variant
 from sim.cost.points import attention_name
+from sim.cost.variant import variant
 from sim.work import BYTES, Attention, Conv, Gemm, MemoryBound
 
 _SIZES = (2, 8, 64, 240, 960, 3840)

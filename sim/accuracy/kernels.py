@@ -16,7 +16,7 @@ import msgspec
 from sim.cost import attention, gemm, memory_bound
 from sim.cost.device import by_arch, choose, table
 from sim.cost.fit.data import NEUSIGHT, AttentionRow, GemmRow, VectorRow, attention_rows, gemm_rows, sample, vector_rows
-from sim.cost.fit.memory import FAMILY
+from sim.cost.fit.memory import shares
 from sim.cost.tiles import GemmFit, gemm_seconds
 from sim.work import BYTES, Attention
 from topologies.devices import gpu as find_gpu
@@ -145,17 +145,14 @@ def memory_score(facts: Path, name: str, count: int) -> KernelScore:
     other = by_arch(gpu, {arch: arch for arch in others})[0]
 
     def ways(share: Callable[[VectorRow], float]) -> list[float]:
-        return [harness[FAMILY.get(row.op, "stream")] + row.bytes / (share(row) * gpu.bandwidth) for row in rows]
+        return [harness[shares(row)[0]] + row.bytes / (share(row) * gpu.bandwidth) for row in rows]
 
-    three = [ways(lambda row: _share(fits[gpu.arch], row)), ways(lambda row: _share(others[other], row)), ways(lambda _: 1.0)]
+    three = [
+        ways(lambda row: getattr(fits[gpu.arch], shares(row)[1])),
+        ways(lambda row: getattr(others[other], shares(row)[1])),
+        ways(lambda _: 1.0),
+    ]
     return _score("memory-bound", name, "fp32", [row.seconds for row in rows], three, other)
-
-
-def _share(fit: memory_bound.MemoryFit, row: VectorRow) -> float:
-    family = FAMILY.get(row.op, "stream")
-    narrow = "_narrow" if family != "stream" and row.width <= memory_bound.NARROW else ""
-    share: float = getattr(fit, family + narrow)
-    return share
 
 
 if __name__ == "__main__":

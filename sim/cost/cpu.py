@@ -13,8 +13,9 @@ from functools import lru_cache, partial
 from sim.cost.between import Curve, Grid
 from sim.cost.calibration import Calibration, Sample
 from sim.cost.convolved import Convolutions
-from sim.cost.memory_bound import NARROW, filled
+from sim.cost.memory_bound import filled
 from sim.cost.price import Cost, Source
+from sim.cost.variant import HALVES, NARROW, WEIGHTS, WIDEN, variant
 from sim.optimizers import OPTIMIZERS
 from sim.work import BYTES, LINE, LISTED, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work, row_alignment
 
@@ -24,12 +25,6 @@ ASSUMED_BYTES = 6e9
 """Bytes per second of memory-bound kernels on one core, both directions together (assumed)."""
 _FULL = 1 << 16
 """Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
-HALVES = "_halves"
-"""After the name of a kernel that reads a half of each row."""
-_WIDEN = "widen"
-"""A cast to a wider dtype, which a GPU makes at half the rate of one to a narrower dtype."""
-_WEIGHTS = "layernorm_weights"
-"""The gradients of a layer norm's weights: sums over its rows."""
 _STREAMED = 192 << 20
 """Bytes of which no GPU's L2 holds much (a B200's has 126 MB)."""
 ASSUMED_HOST = {
@@ -64,41 +59,6 @@ ASSUMED_HOST = {
     "checkpoint": 500e-6,
 }
 """Seconds of host work where nothing was measured (assumed; eager PyTorch spends 5-25 us per op in all)."""
-TWO_SIDED = ("layernorm", "rmsnorm", "batchnorm", "softmax", "softmax_wide", "activation", "dropout", "rope", "cross_entropy", "glu")
-"""Kernels whose backward pass reads one more array than it writes."""
-_BACKWARD = 1.4
-"""Read-to-written ratio above which such a kernel is a backward one (forward 1, backward 2; glu 2 and 1.5)."""
-_TURNS = {"batchnorm": 3.5, "dropout": 1.0}
-"""The same of norms over maps, which read all of it for their statistics first (forward 2, and 3 where another map joins; backward 4), and of
-dropout, whose mask is written and read again."""
-
-
-def variant(work: MemoryBound) -> str:
-    """The kernel that a CPU runs for it: `gelu_backward`, `layernorm`, `add`. Probe, player and prices agree on it."""
-    ratio = work.read / max(1, work.written)
-    what = "permute" if work.what.startswith("transpose") else work.what
-    if what in ("groupnorm", "batchnorm_fused"):  # statistics, then the values again
-        what = "batchnorm"
-    if what == "layernorm_apart":  # kernels that a GPU runs for one norm
-        what = "layernorm" if work.written else _WEIGHTS
-    if what == "softmax" and work.rows and work.written / BYTES[work.dtype] > NARROW * work.rows:
-        what = "softmax_wide"  # a loss: rows that no warp keeps in registers are read two and three times
-    if what == "glu":
-        return "glu_backward" if ratio < 1.8 else "glu"
-    if what == "cast" and ratio < 1.0:
-        return _WIDEN
-    backward = what in TWO_SIDED and ratio > _TURNS.get(what, _BACKWARD) and what != "cross_entropy"
-    if what == "activation":
-        what = _activation(work, backward)
-    return (f"{what}_backward" if backward else what) + HALVES * work.halves
-
-
-def _activation(work: MemoryBound, backward: bool) -> str:
-    # Works name no function; their FLOPs per element tell relu (1) from silu (5, backward 10) from gelu (8, backward 12).
-    per_element = work.ops / max(1.0, work.written / BYTES[work.dtype])
-    if per_element <= (3 if backward else 2):
-        return "relu"
-    return "silu" if per_element <= (11 if backward else 6) else "gelu"
 
 
 def cpu_cost(work: Work, calibration: Calibration) -> Cost:
@@ -120,7 +80,7 @@ def prices(calibration: Calibration) -> Prices:
 
 _NEAREST = {
     "sqrt": "scale", "strided": "scale", "add_": "add", "scale_": "scale", "softmax_wide": "softmax", "softmax_wide_backward": "softmax_backward",
-    _WEIGHTS: "reduce", _WIDEN: "cast",
+    WEIGHTS: "reduce", WIDEN: "cast",
 } | {name: one.like for name, one in OPTIMIZERS.items()}  # fmt: skip
 """What stands for a kernel that older calibrations did not measure, or none does."""
 
@@ -224,7 +184,7 @@ class Prices:
             name = name.removesuffix(HALVES)
         if name.startswith(LISTED):
             return self._listed(work, size)
-        if name != _WEIGHTS or self.calibration.device == "cpu":
+        if name != WEIGHTS or self.calibration.device == "cpu":
             return self._moved(name, work.dtype, size)
         # A block of threads of a GPU for each 32 columns goes through all rows: fewer columns leave SMs idle, more fill the memory's bandwidth.
         rows = 2.0 * work.rows * NARROW * BYTES[work.dtype] or size

@@ -16,12 +16,10 @@ import msgspec
 
 from sim.cost.device import by_arch, table
 from sim.cost.price import Source
+from sim.cost.variant import HALVES, NARROW, variant
 from sim.optimizers import OPTIMIZERS
 from sim.work import BLOCK, BYTES, LISTED, MemoryBound
 from topologies.hardware import Gpu
-
-NARROW = 1024
-"""Elements of a row that one warp keeps in registers (torch's persistent softmax)."""
 
 
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +108,8 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """Cycles for each row, all of which a block of threads goes through for some columns."""
 
 
-_BACK = {"layernorm_apart": 1.5, "batchnorm": 3.5, "activation": 1.5, "dropout": 1.0}
-"""Read-to-written ratio above which it is the backward kernel."""
+_OTHERS = ("layernorm", "batchnorm_fused", "groupnorm")
+"""Works that other kernels do than those of their variant that were timed: norms in one kernel (apex, compilers), cuDNN's batch norms, group norms."""
 _SPLIT, _COLUMNS = 1 << 16, 32
 """More rows are split among blocks of threads, where blocks of so many columns would leave half of the SMs idle (PyTorch's layer_norm_kernel.cu,
 LaunchGammaBetaBackwardCUDAKernel)."""
@@ -122,18 +120,11 @@ def _bounds(arch: str) -> dict[str, Bound]:
     return table("memory", "bound", dict[str, dict[str, Bound]]).get(arch, {})
 
 
-def _kernel(work: MemoryBound) -> str:
-    """Names in the tables [bound.ARCH.NAME]."""
-    if work.what == "cast" and work.written > work.read:
-        return "widen"
-    if work.what == "reduce" and work.written:
-        return "columns"
-    if work.what == NORM and not work.written:
-        return f"{NORM}_weights"
-    name = f"{work.what}_backward" if work.read > _BACK.get(work.what, math.inf) * work.written else work.what
-    if work.what == "activation" and work.ops * BYTES[work.dtype] <= (6.0 if name == work.what else 11.0) * work.written:
-        return ""  # ReLU, SiLU: few instructions for each value
-    return name
+def _bound(work: MemoryBound, gpu: Gpu) -> Bound:
+    """By the tables [bound.ARCH], whose names are those of `variant`. A sum of all elements is not one over columns."""
+    if work.what in _OTHERS or (work.what == "reduce" and not work.written):
+        return Bound()
+    return _bounds(gpu.arch).get(variant(work).removesuffix(HALVES), Bound())
 
 
 @cache
@@ -165,7 +156,7 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     own = _measured().get(work.what)
     if own is not None and gpu.arch in own.arch:
         share = own.share
-    bound = _bounds(gpu.arch).get(_kernel(work), Bound())
+    bound = _bound(work, gpu)
     rate = gpu.bandwidth * (bound.share or share)
     moved = float(work.read + work.written)
     warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)

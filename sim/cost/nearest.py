@@ -8,8 +8,8 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from sim.cost.calibration import Calibration, Sample
-from sim.cost.cpu import variant
 from sim.cost.points import attention_name, attention_of, convolution_of, place_of, product_of
+from sim.cost.variant import variant
 from sim.work import Attention, Conv, Gemm, MemoryBound, Work, row_alignment
 
 _APART = 8.0

@@ -13,9 +13,9 @@ from executor.probes import device as probe_device
 from executor.probes.kernels import variants
 from executor.validation.gpu_cases import cases
 from sim.cost.calibration import Calibration, Sample, save_calibration
-from sim.cost.cpu import variant
 from sim.cost.kernel import kernel_cost
 from sim.cost.points import attention_name
+from sim.cost.variant import variant
 from sim.predict import predict
 from sim.work import Attention, Conv, Gemm, Work
 from topologies.load import load_topology

@@ -21,8 +21,9 @@ from executor.kernels.bodies import body, held
 from executor.kernels.memory_bound import memory_kernel
 from executor.probes.bench import Bench
 from executor.probes.kernels import _CONVOLUTIONS, variants
-from sim.cost.cpu import variant
+from sim.cost.device import table
 from sim.cost.points import place_of
+from sim.cost.variant import variant
 from sim.predict import predict
 from sim.work import Conv, Gemm, MemoryBound
 from tests.gloo.gpu_standin import StandIn, alone
@@ -111,6 +112,10 @@ def test_every_variant_runs_as_its_kernel_and_writes_its_bytes(at: int, dtype: s
         assert MAIN[name] in names
     if not MAIN.get(name, "").endswith("_") and work.written and name != "cross_entropy":  # in place, and a loss: nothing else comes out
         assert 0.95 * work.written <= made <= BESIDES.get(name, 1.0) * work.written + 64
+
+
+def test_what_holds_a_kernel_back_is_said_of_kernels_that_a_probe_knows() -> None:
+    assert set(table("memory", "bound", dict[str, dict[str, object]])["sm90"]) <= {variant(work) for work in variants(1 << 18, "bf16")}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sim.cost.between import Curve, Grid
 from sim.cost.calibration import SHAPES, VERSION, Calibration, Sample, load_calibration, save_calibration, show_calibration
-from sim.cost.cpu import cpu_cost, cpu_host_seconds, variant
+from sim.cost.cpu import cpu_cost, cpu_host_seconds
+from sim.cost.variant import variant
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import BadInput
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from sim.cost.fit.data import NEUSIGHT, VectorRow, sample, vector_rows
 from sim.cost.fit.search import Bounds, search, show
-from sim.cost.memory_bound import NARROW
+from sim.cost.variant import NARROW
 from topologies.devices import gpu as find_gpu
 from topologies.hardware import Gpu
 
-FAMILY = {"ln": "layernorm", "softmax": "softmax"}
+_FAMILY = {"ln": "layernorm", "softmax": "softmax"}
 BOUNDS: Bounds = {
     "stream": (0.3, 0.8, 1.0),
     "layernorm": (0.1, 0.6, 1.0),
@@ -30,13 +30,18 @@ BOUNDS: Bounds = {
 }
 
 
+def shares(row: VectorRow) -> tuple[str, str]:
+    """Names of the row's kernel in the tables [harness.GPU], and of its share of bandwidth in [arch.ARCH]."""
+    family = _FAMILY.get(row.op, "stream")
+    return family, f"{family}_narrow" if family != "stream" and row.width <= NARROW else family
+
+
 def predicted(rows: list[VectorRow], gpu: Gpu, values: dict[str, float]) -> list[float]:
     """Seconds of each row, timed as in the benchmark."""
     found = []
     for row in rows:
-        family = FAMILY.get(row.op, "stream")
-        narrow = "_narrow" if family != "stream" and row.width <= NARROW else ""
-        found.append(values[f"harness_{family}"] + row.bytes / (values[family + narrow] * gpu.bandwidth))
+        family, share = shares(row)
+        found.append(values[f"harness_{family}"] + row.bytes / (values[share] * gpu.bandwidth))
     return found
 
 
