@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from sim.cost.between import Curve
 from sim.cost.calibration import Calibration, load_calibration
-from sim.cost.cpu import prices
 from sim.cost.gpu_pricer import PIN, kept_collective, kept_message
 from sim.cost.kernel import at_clock, kernel_cost
 from sim.cost.measured import Lookup, MeasuredPricer
@@ -25,6 +24,7 @@ from sim.cost.nearest import nearest
 from sim.cost.power import draws_of
 from sim.cost.price import Cost, Source
 from sim.cost.stairs import stairs_of
+from sim.cost.timed import prices
 from sim.framework.framework import Framework
 from sim.program import HOST, Op
 from sim.work import HostWork, Work

@@ -9,12 +9,18 @@ from msgspec.structs import replace
 from sim.cost.calibration import Calibration
 from sim.cost.collective.gloo import gloo_cost, over_hosts, wandering
 from sim.cost.collective.group import GroupShape, group_shape
-from sim.cost.cpu import cpu_cost, cpu_host_seconds
 from sim.cost.place import Common
 from sim.cost.price import Cost, Source
+from sim.cost.timed import prices
 from sim.program import MEETING, Op
-from sim.work import HostWork
+from sim.work import HostWork, Work
 from topologies.graph import Topology
+
+
+def cpu_cost(work: Work, calibration: Calibration) -> Cost:
+    """Cost of one work on one rank's CPU thread(s)."""
+    seconds, source = prices(calibration).price(work)
+    return Cost(seconds, source)
 
 
 class CpuPricer(Common):
@@ -40,7 +46,7 @@ class CpuPricer(Common):
             source: Source = "measured" if self.calibration.rows("copy", "memcpy") else "assumed"
             return Cost(op.bytes / self.calibration.copy_rate, source, uses=self.cores(rank))
         if op.kind in MEETING:
-            return Cost(0.0, host=cpu_host_seconds("collective", self.calibration))
+            return Cost(0.0, host=prices(self.calibration).host("collective")[0])
         return Cost(0.0)
 
     def _cached(self, op: Op, rank: int) -> Cost | None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.cost.calibration import Calibration, Sample
-from sim.cost.cpu import Prices
 from sim.cost.kernel import kernel_cost
 from sim.cost.points import attention_of, product_of
+from sim.cost.timed import Prices
 from sim.work import Attention, Gemm, Work
 from topologies.hardware import Gpu
 

@@ -8,7 +8,7 @@ import torch
 from executor.probe import merge
 from executor.probes.mill import Between, Mill
 from sim.cost.calibration import SHAPES, Calibration, Sample, load_calibration
-from sim.cost.cpu import cpu_cost
+from sim.cost.cpu_pricer import cpu_cost
 from sim.work import Attention, Conv, Gemm, HostWork, MemoryBound
 from tests.gloo.conftest import Probed
 

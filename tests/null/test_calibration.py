@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sim.cost.between import Curve, Grid
 from sim.cost.calibration import SHAPES, VERSION, Calibration, Sample, load_calibration, save_calibration, show_calibration
-from sim.cost.cpu import cpu_cost, cpu_host_seconds
+from sim.cost.cpu_pricer import cpu_cost
+from sim.cost.timed import prices
 from sim.cost.variant import variant
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import BadInput
@@ -165,7 +166,7 @@ def test_measured_points_are_what_they_are() -> None:
     assert cpu_cost(Gemm(64, 64, 64, "fp32", role="dgrad"), calibration).source == "fitted"
     assert cpu_cost(Gemm(4096, 64, 64, "fp32"), calibration).source == "fitted"
     assert cpu_cost(HostWork("module", 3.0), calibration).seconds == pytest.approx(6e-6)
-    assert cpu_host_seconds("module", calibration) == 2e-6
+    assert prices(calibration).host("module") == (2e-6, "measured")
     assert cpu_cost(HostWork("preprocess", 2.0, 1e-3), calibration).seconds == pytest.approx(2e-3)
 
 

@@ -56,7 +56,7 @@ def _trace(text: str, place: Path) -> object:
 
 def _calibration(text: str, place: Path) -> object:
     from sim.cost.calibration import load_calibration
-    from sim.cost.cpu import prices
+    from sim.cost.timed import prices
 
     return prices(load_calibration(_file(place, "calibration.toml", text)))
 

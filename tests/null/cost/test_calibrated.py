@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from sim.cost.calibrated import CalibratedPricer
 from sim.cost.calibration import Calibration, Sample, load_calibration, save_calibration
-from sim.cost.cpu import prices
 from sim.cost.gemm import gemm_cost
 from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.host import MEMCPY, host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.cost.nearest import nearest
+from sim.cost.timed import prices
 from sim.framework.framework import load_framework
 from sim.predict import predict
 from sim.program import COMPUTE, HOST, PINNER, Op

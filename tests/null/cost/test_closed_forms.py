@@ -7,11 +7,12 @@ import pytest
 from sim.cost.calibration import Calibration
 from sim.cost.collective.table import collective_table
 from sim.cost.conv import ConvFit, _part
-from sim.cost.cpu import ASSUMED_BYTES, ASSUMED_HOST, cpu_cost
+from sim.cost.cpu_pricer import cpu_cost
 from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.host import host_seconds
 from sim.cost.memory_bound import fits, memory_bound_cost, share_of
 from sim.cost.price import Cost
+from sim.cost.timed import ASSUMED_BYTES, ASSUMED_HOST
 from sim.framework.framework import load_framework
 from sim.program import Op
 from sim.work import Conv, MemoryBound, Work

@@ -8,7 +8,7 @@ import pytest
 
 from sim.cost.between import fitted, total
 from sim.cost.calibration import Calibration, Sample
-from sim.cost.cpu import prices
+from sim.cost.timed import prices
 from sim.work import Attention, Conv, Gemm, Work
 
 NS = 1e-9

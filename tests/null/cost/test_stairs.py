@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from sim.cost.calibration import Calibration, Sample
-from sim.cost.cpu import Prices
 from sim.cost.kernel import kernel_cost
 from sim.cost.stairs import stairs_of
+from sim.cost.timed import Prices
 from sim.work import Attention, Gemm, MemoryBound, Work
 from topologies.devices import gpu
 

@@ -1,8 +1,8 @@
-"""Seconds of a `Work` on one CPU process, read from this machine's calibration.
+"""Seconds of a `Work` by what was measured on this machine: a calibration's points, and what lies between and beyond them.
 
 Inside the measured points a cost is `measured`, beyond them `fitted` (same efficiency, or bytes in proportion), and
-`assumed` where nothing alike was measured. Times are those of a call from Python on one rank while all other ranks
-do the same, so they hold dispatch, caches and memory bandwidth as a training step sees them.
+`assumed` where nothing alike was measured. Of a CPU times are those of a call from Python on one rank while all other ranks
+do the same, so they hold dispatch, caches and memory bandwidth as a training step sees them; of a GPU the device's own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sim.cost.between import Curve, Grid
 from sim.cost.calibration import Calibration, Sample
 from sim.cost.convolved import Convolutions
 from sim.cost.memory_bound import filled
-from sim.cost.price import Cost, Source
+from sim.cost.price import Source
 from sim.cost.variant import HALVES, NARROW, WEIGHTS, WIDEN, variant
 from sim.optimizers import OPTIMIZERS
 from sim.work import BYTES, LINE, LISTED, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work, row_alignment
@@ -59,17 +59,6 @@ ASSUMED_HOST = {
     "checkpoint": 500e-6,
 }
 """Seconds of host work where nothing was measured (assumed; eager PyTorch spends 5-25 us per op in all)."""
-
-
-def cpu_cost(work: Work, calibration: Calibration) -> Cost:
-    """Cost of one work on one rank's CPU thread(s)."""
-    seconds, source = prices(calibration).price(work)
-    return Cost(seconds, source)
-
-
-def cpu_host_seconds(what: str, calibration: Calibration) -> float:
-    """Seconds of one unit of host work: module autograd optimizer ddp_bucket log ..."""
-    return prices(calibration).host(what)[0]
 
 
 @lru_cache(maxsize=4)
