@@ -194,7 +194,7 @@ def _together() -> list[Callable[[Bench], None]]:
     """What ranks do with each other."""
     from executor.probes import comm
 
-    return [comm.stretch, comm.apart, comm.collectives, comm.messages, comm.issue, comm.beside]
+    return [comm.stretch, comm.apart, comm.collectives, comm.messages, comm.issue]
 
 
 def _guarded(table: Callable[[Bench], None], bench: Bench) -> str:

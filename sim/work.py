@@ -241,7 +241,7 @@ class HostWork(_Work, tag="hostwork", frozen=True):
     """Time on a CPU thread: `what` names the kind, `count` how many; `seconds` when the plan itself states it."""
 
     what: str
-    """module | autograd | python | optimizer | preprocess | collate | log | checkpoint | collective ..."""
+    """module | autograd | optimizer | preprocess | collate | log | checkpoint | collective ..."""
     count: float = 1.0
     seconds: float = 0.0
     repeat: int = 1

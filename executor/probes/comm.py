@@ -1,4 +1,4 @@
-"""Collectives and messages by size and number of ranks: alone, and beside compute."""
+"""Collectives and messages by size and number of ranks, and what handing one over takes."""
 
 from __future__ import annotations
 
@@ -215,61 +215,18 @@ def apart(bench: Bench) -> None:
 
 
 def issue(bench: Bench) -> None:
-    """Host seconds until an asynchronous collective has been handed over, and until its wait returns when it is done."""
+    """Host seconds until an asynchronous collective has been handed over."""
     if bench.world.size < 2:
         return
     bench.phase("issuing collectives")
     tensor = torch.ones(256, device=bench.world.device)
-    handed, waited = [], []
+    handed = []
     for _ in range(30):
         start = time.perf_counter()
         work = dist.all_reduce(tensor, async_op=True)
         handed.append(time.perf_counter() - start)
         time.sleep(0.001)
-        start = time.perf_counter()
         work.wait()
-        waited.append(time.perf_counter() - start)
         bench.world.synchronize()
         tensor.fill_(1.0)
     bench.add("host", "collective", "", (), handed)
-    bench.add("host", "wait", "", (), waited)
-
-
-def beside(bench: Bench) -> None:
-    """An all_reduce while GEMMs run: how much longer each takes than alone (host rows `beside.compute`, `beside.comm`).
-
-    On a GPU both are queues of the device: waiting for the one as here would be waiting for the other. There `sim.cost.overlap` says it.
-    """
-    if bench.world.size < 2 or bench.world.kind == "cuda":
-        return
-    bench.phase("all_reduce beside compute")
-    a = torch.full((512, 512), 0.02, device=bench.world.device)
-    size = 4 << 20
-    whole = torch.full((size // 4,), 1e-3, device=bench.world.device)
-
-    def product() -> float:
-        start = time.perf_counter()
-        torch.mm(a, a)
-        bench.world.synchronize()
-        return time.perf_counter() - start
-
-    alone = sorted(product() for _ in range(15))[7]
-    compute, comm = [], []
-    for _ in range(4 if bench.quick else 10):
-        dist.barrier()
-        start = time.perf_counter()
-        work = dist.all_reduce(whole, async_op=True)
-        times = []
-        while not work.is_completed():
-            times.append(product())
-        comm.append(time.perf_counter() - start)
-        compute.extend(times[:-1] or times)
-        work.wait()
-        whole.fill_(1e-3)
-    quiet = next(
-        (s.median for kind, s in bench.found if kind == "collective" and s.name == "all_reduce" and s.shape == (bench.world.size, size)),
-        None,
-    )
-    bench.add("host", "beside.compute", "", (), [t / alone for t in compute])
-    if quiet:
-        bench.add("host", "beside.comm", "", (), [t / quiet for t in comm])

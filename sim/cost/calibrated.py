@@ -33,7 +33,7 @@ from topologies.graph import Topology
 from topologies.hardware import Gpu
 
 HOST_WORK = (
-    "kernel", "launch", "view", "module", "autograd", "accumulate", "python", "event", "collective", "copy", "collate", "loader", "take_pinned",
+    "kernel", "launch", "view", "module", "autograd", "accumulate", "event", "collective", "copy", "collate", "loader", "take_pinned",
     "checkpoint", "optimizer", "cpu_optimizer", "ddp_step", "ddp_bucket", "ddp_parameter", "fsdp_unit", "fsdp_parameter", "checkpointed", "packed",
     "dtensor_linear", "dtensor_norm", "dtensor_adam", "dtensor_sgd",
 )  # fmt: skip

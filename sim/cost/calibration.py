@@ -95,8 +95,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     @property
     def copy_rate(self) -> float:
         """Bytes per second of a copy from memory to memory on one core (the largest size measured)."""
-        points = self.rows("copy", "memcpy")
-        return max(points, key=lambda s: s.shape[0]).shape[0] / max(points, key=lambda s: s.shape[0]).median if points else ASSUMED_COPY
+        curve = self.curve("copy", "memcpy")
+        return curve.sizes[-1] / curve.seconds[-1] if curve else ASSUMED_COPY
 
     def rows(self, kind: str, name: str | None = None, dtype: str | None = None) -> list[Sample]:
         """Points of one table, in the file's order."""

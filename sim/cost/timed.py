@@ -33,7 +33,6 @@ ASSUMED_HOST = {
     "view": 2e-6,
     "autograd": 4e-6,
     "node": 4e-6,
-    "python": 1e-6,
     "optimizer": 10e-6,
     "optimizer_step": 30e-6,
     "accumulate": 5e-6,
@@ -53,9 +52,6 @@ ASSUMED_HOST = {
     "dtensor_adam": 80e-6,
     "dtensor_sgd": 5e-6,
     "loader": 150e-6,
-    "event": 0.2e-6,
-    "copy": 3e-6,
-    "launch": 3e-6,
     "checkpoint": 500e-6,
 }
 """Seconds of host work where nothing was measured (assumed; eager PyTorch spends 5-25 us per op in all)."""

@@ -124,7 +124,7 @@ def test_what_was_not_reached_comes_before_what_took_all_down(tmp_path: Path, mo
     monkeypatch.setattr(probing, "write_atomic", lambda path, raw: left.append(msgspec.msgpack.decode(raw, type=probing.Measured).lacking))
     measure(alone(tmp_path, "cuda"), Request(True))
     names = [f"test_gpu_probe.{name}" for name in ("broken", "last")]
-    assert left[0][-1] == names[0] and left[0][-2] == "comm.beside" and names[1] in left[0][:-2]
+    assert left[0][-1] == names[0] and left[0][-2] == "comm.issue" and names[1] in left[0][:-2]
     assert left[-1] == (BROKEN,)
 
 
