@@ -214,9 +214,9 @@ def measure(world: World, request: Request) -> Measured:
     """One rank's share: all tables, in the same order as every other rank."""
     import torch
 
+    from executor.nvml import driver
     from executor.players.events import wake
     from executor.probes.bench import Bench
-    from executor.validation.gpu_clocks import driver
 
     gpus = torch.cuda.device_count() if world.kind == "cpu" and torch.cuda.is_available() else 0
     if gpus:

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
+from executor.nvml import driver
 from executor.play import PlayResult, run_play
 from executor.possible import check_runs, without_stock
 from executor.probe import completed, probe
 from executor.ranks.environment import hosts, leads
 from executor.stock import StockResult, run_stock
-from executor.validation.gpu_clocks import driver
 from sim.align import Comparison, Measured, align_by_class, align_by_id, guilty
 from sim.cost.calibration import Calibration, load_calibration
 from sim.files.machinefile import machine_files

@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from executor.nvml import library
+
 PERIOD = 0.1
 """Seconds between samples. A kernel counts processor time in ticks of 1-10 ms: one sample is good to some 10 %, their mean is not blurred."""
 
@@ -30,6 +32,7 @@ class Sample(msgspec.Struct, frozen=True):
     gpus: tuple[float, ...] = ()
     """Share of the time for which each GPU ran a kernel (NVML's utilisation), 0 to 1."""
     gpu_memory: tuple[int, ...] = ()
+    """Bytes of each GPU's memory in use, by all programs."""
 
 
 class Usage(msgspec.Struct):
@@ -66,33 +69,21 @@ def _watch(usage: Usage, stop: threading.Event) -> None:
         import psutil
     except ImportError:
         return
-    gpus = _gpus()
+    nvml = library()
+    gpus = _gpus(nvml)
     psutil.cpu_percent(percpu=True)
     while not stop.wait(usage.period):
         cores = tuple(min(1.0, share / 100) for share in psutil.cpu_percent(percpu=True))
         busy: tuple[float, ...] = ()
         held: tuple[int, ...] = ()
         with suppress(Exception):  # a driver that answers badly once must not end the samples of the cores
-            busy, held = _look(gpus)
+            busy = tuple(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100 for gpu in gpus)
+            held = tuple(int(nvml.nvmlDeviceGetMemoryInfo(gpu).used) for gpu in gpus)
         usage.samples.append(Sample(time.perf_counter(), cores, int(psutil.virtual_memory().used), busy, held))
 
 
-def _gpus() -> list[Any]:
-    with suppress(Exception):  # no library, no driver, no permission: no GPUs to show
-        import pynvml
-
-        pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+def _gpus(nvml: Any) -> list[Any]:
+    """Handles of all GPUs; none where the driver tells none."""
+    with suppress(Exception):
+        return [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
     return []
-
-
-def _look(gpus: list[Any]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    if not gpus:
-        return (), ()
-    import pynvml
-
-    busy, held = [], []
-    for gpu in gpus:
-        busy.append(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
-        held.append(int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used))
-    return tuple(busy), tuple(held)

@@ -14,8 +14,8 @@ import torch
 
 from executor.device_times import FASTEST
 from executor.kernels.bodies import body
+from executor.nvml import Meter
 from executor.probes.bench import Bench, middle
-from executor.validation.gpu_clocks import Meter
 from sim.cost.power import ATTENTION, PASSES, WAITING, Turn
 from sim.work import Attention, Gemm, MemoryBound
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from executor.needs import unusable
+from executor.nvml import device_facts
 from executor.validation import gpu_plans
-from executor.validation.gpu_clocks import device_facts
 from sim.files.planfile import load_plan
 from sim.files.runs import write_atomic
 from sim.plan import Plan

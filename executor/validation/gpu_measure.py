@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
+from executor.nvml import clocks
 from executor.play import PlayResult, run_play
 from executor.ranks.environment import sharing
 from executor.ranks.launch import Interrupted, time_limit
 from executor.twin import host_seconds
 from executor.validation.gpu_calibration import calibration_of
 from executor.validation.gpu_cases import Case
-from executor.validation.gpu_clocks import clocks
 from executor.validation.gpu_fit import fitting, notes
 from executor.validation.gpu_rows import Row, classes_of, key_of, ops_within, read_row, write_row
 from executor.validation.gpu_site import Site

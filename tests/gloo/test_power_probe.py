@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from executor.nvml import Meter
 from executor.probe import merge
 from executor.probes import power as probing
 from executor.probes.bench import Bench
-from executor.validation.gpu_clocks import Meter
 from sim.cost.calibration import Calibration, load_calibration, save_calibration
 from sim.cost.power import ATTENTION, PASSES, WAITING, draws_of
 from sim.work import Attention, Gemm
@@ -110,7 +110,7 @@ def test_loops_tell_what_a_board_draws(board: Board, tmp_path: Path, monkeypatch
 
 
 def test_without_nvml_there_is_no_such_table(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor.validation.gpu_clocks._nvml", lambda: None)
+    monkeypatch.setattr("executor.nvml.library", lambda: None)
     bench = _bench(board, tmp_path)
     with pytest.raises(LookupError, match="nvidia-ml-py"):
         probing.power(bench)

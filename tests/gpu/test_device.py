@@ -11,13 +11,13 @@ import torch.nn.functional as F
 
 from executor.device_times import DeviceTimer
 from executor.kernels.backward import _alone
+from executor.nvml import Meter
 from executor.play import run_play
 from executor.players.events import Cuda
 from executor.probes.rest import Rest
 from executor.ranks.environment import sharing
 from executor.ranks.world import set_precision
 from executor.stock import run_stock
-from executor.validation.gpu_clocks import Meter
 from sim.files.planfile import load_plan
 from sim.predict import predict
 

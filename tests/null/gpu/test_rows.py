@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from executor.validation.gpu_clocks import clocks, device_facts, first_gpu
+from executor.nvml import clocks, device_facts, first_gpu
 from executor.validation.gpu_rows import OpClass, Row, classes_of, key_of, ops_within, rates, read_row, summary, write_row
 from reports.pages.gpu import gpu_page
 from sim.align import ClassError, Comparison, Measured, Pair

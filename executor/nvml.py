@@ -1,4 +1,4 @@
-"""What the driver says of the GPUs while they work: clocks, power, temperature, and what holds the clocks down (NVML).
+"""What the driver says of the GPUs (NVML): what they are, and while they work clocks, power, temperature, and what holds the clocks down.
 
 A step time without the clock it ran at cannot be repeated. The sampler runs in the process that starts the ranks, which never
 opens a CUDA context itself. Without nvidia-ml-py or a driver there is nothing to note, and the run goes on.
@@ -20,6 +20,17 @@ _BUSY = 0.05
 """Samples in which the GPU ran kernels for less than this share of the time say nothing of training clocks."""
 
 
+def library() -> Any:
+    """NVML, ready to be asked; None without the library, a driver or the permission."""
+    with suppress(Exception):
+        import pynvml
+
+        found: Any = pynvml
+        found.nvmlInit()
+        return found
+    return None
+
+
 @contextmanager
 def clocks(period: float = PERIOD, nvml: Any = None) -> Iterator[dict[str, Any]]:
     """The dictionary is filled when the body has ended: medians over the samples in which the first GPU was busy; {} without NVML.
@@ -27,7 +38,7 @@ def clocks(period: float = PERIOD, nvml: Any = None) -> Iterator[dict[str, Any]]
     `nvml` stands in for pynvml in tests.
     """
     found: dict[str, Any] = {}
-    nvml = nvml or _nvml()
+    nvml = nvml or library()
     if nvml is None:
         yield found
         return
@@ -48,7 +59,7 @@ def clocks(period: float = PERIOD, nvml: Any = None) -> Iterator[dict[str, Any]]
 
 def device_facts(nvml: Any = None) -> dict[str, Any]:
     """Name, driver, memory, power limit and highest clocks of the first GPU; {} without NVML."""
-    nvml = nvml or _nvml()
+    nvml = nvml or library()
     if nvml is None:
         return {}
     found: dict[str, Any] = {}
@@ -78,7 +89,7 @@ class Meter:
 
     def __init__(self, at: int = 0, nvml: Any = None) -> None:
         """`at`: what CUDA calls the GPU. Raises `LookupError` where NVML, or its figures of power, are missing."""
-        self._nvml = nvml or _nvml()
+        self._nvml = nvml or library()
         if self._nvml is None:
             raise LookupError("no NVML: pip install nvidia-ml-py")
         try:
@@ -146,16 +157,6 @@ def _look(nvml: Any, gpu: Any) -> dict[str, float]:
         with suppress(Exception):
             found[name] = float(ask())
     return found
-
-
-def _nvml() -> Any:
-    with suppress(Exception):  # no library, no driver, no permission
-        import pynvml
-
-        library: Any = pynvml
-        library.nvmlInit()
-        return library
-    return None
 
 
 def _text(value: str | bytes) -> str:
