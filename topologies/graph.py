@@ -9,7 +9,7 @@ usable, rates between sockets are what NCCL counts on for GPU traffic; efficienc
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from topologies.errors import BadInput
 from topologies.hardware import Cpu, Disk, Gpu, Nic, Store
 from topologies.machine import Link, Machine
 from topologies.path import Path
-from topologies.rates import Rates, Site, sites
+from topologies.rates import Rates, Sites
 from topologies.travel import End, inside
 from topologies.ways import Ways
 
@@ -43,7 +43,7 @@ class Topology:
         self._ends = list(accumulate(run.count * run.ranks for run in cluster.runs))
         self._nodes = list(accumulate(run.count for run in cluster.runs))
         """Where each run of equal nodes ends, in ranks and in nodes."""
-        self._sites: Mapping[int, Site] = sites(cluster)
+        self._sites = Sites(cluster)
         self.rates = Rates(cluster, self._sites)
         """Bytes per second of each directed link, by full name."""
         self._below = self.rates.below()

@@ -57,7 +57,7 @@ class Site:
         return sum(self.machine.nics[nic].rate for nic, at in self.rails.items() if at == rail)
 
 
-class _Sites(Mapping[int, Site]):
+class Sites(Mapping[int, Site]):
     """Node -> site, without one entry per node."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -88,18 +88,12 @@ class _Sites(Mapping[int, Site]):
         return tuple(self._made.values())
 
 
-def sites(cluster: Cluster) -> Mapping[int, Site]:
-    """Node -> `Site`; equal nodes share one."""
-    return _Sites(cluster)
-
-
 class Rates(Mapping[str, float]):
     """Directed link -> bytes per second. `link` gives kind and latency too."""
 
-    def __init__(self, cluster: Cluster, places: Mapping[int, Site]) -> None:
+    def __init__(self, cluster: Cluster, places: Sites) -> None:
         self._cluster, self._sites = cluster, places
         self._memo: dict[str, Link] = {}
-        assert isinstance(places, _Sites)
         rails = range(cluster.fabric.rails)
         self._rail_rate = {rail: max(site.rail_rate(rail) for site in places.kinds()) for rail in rails}
 

@@ -84,7 +84,7 @@ def power(text: object, where: str = "") -> float:
     return _read(text, _POWER, "power", where)
 
 
-def frequency(text: object, where: str = "") -> float:
+def frequency(text: object, where: str) -> float:
     """Hertz of `"1980 MHz"`, `"1.98 GHz"`. Raises `UnitError`."""
     return _read(text, _FREQUENCY, "clock", where)
 

@@ -150,7 +150,7 @@ class StreamPlayer(Player):
         pageable = op.how == "pageable"
         host = torch.ones(size, dtype=torch.uint8) if pageable else self._cuda.pinned(size)
         device = arena.distant(size, dtype=torch.uint8)
-        source, target = (device, host) if "d2h" in op.lane or "d2h" in op.how else (host, device)
+        source, target = (device, host) if "d2h" in op.lane else (host, device)
         return lambda: target.copy_(source, non_blocking=not pageable)
 
     @torch.no_grad()

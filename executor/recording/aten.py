@@ -131,7 +131,7 @@ def _norm_backward(args: tuple[Any, ...], out: Any, rows: int) -> list[Work]:
     return [*found, MemoryBound("layernorm_apart", moved(args[:2]), 0, dtype, ops, 1, rows)] if tensors_of(out[1:]) else found
 
 
-def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor], rows: int = 0) -> list[Work]:
+def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor], rows: int) -> list[Work]:
     """Kernels whose time is their bytes. Most read all of their inputs; the others as torch's CUDA kernels do. `rows`: see `_rows`."""
     if not written and not inputs:
         return []

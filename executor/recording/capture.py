@@ -1,7 +1,7 @@
 """Captures any `torch.nn.Module`: forward and backward under fake tensors (no memory, no device), into a `*.model.json`.
 
 Every aten call becomes a kernel by its shapes, in the part named like the module that made it; what autograd saves
-is counted as autograd saves it. `sim.model.load_model` reads the file without torch. torch itself is first imported
+is counted as autograd saves it. `sim.model.load` reads the file without torch. torch itself is first imported
 when something is captured.
 """
 

@@ -1,6 +1,6 @@
 """Plans for the table of `executor.validation.gpu_twin`: real models, slices of larger ones, and one plan for each thing that holds a GPU up.
 
-`SINGLE` runs on one GPU, `NODE` on all GPUs of a node, `SHARED` as two ranks that take turns on one GPU. What is named first is run
+Those of `single` run on one GPU, of `node` on all GPUs of a node, of `shared` as two ranks that take turns on one GPU. What is named first is run
 first: where the minutes do not suffice, the end of the list waits for the next call. `shrunk` makes of each plan one of the same kind
 that a CPU trains in a second, so that the whole way can be walked where there is no GPU.
 """

@@ -74,7 +74,7 @@ def spread(found: Spread) -> go.Figure:
 def _bars(
     names: Sequence[str],
     times: Mapping[str, Sequence[float]],
-    labels: Sequence[str] = (),
+    labels: Sequence[str],
     tints: Sequence[str | Sequence[str]] = (_NOW,),
     line: tuple[float, str] | None = None,
 ) -> go.Figure:

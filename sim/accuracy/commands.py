@@ -37,7 +37,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         from sim.accuracy.tables import step_tables
         from sim.accuracy.training import validate_training
 
-        found = validate_training(data, workers=workers, limit=limit, progress=on_terminal("plans"))
+        found = validate_training(data, workers=workers, limit=limit, progress=on_terminal())
         if as_json:
             desk.show(found.to_dict(), True, "validation")
         else:
@@ -65,7 +65,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
             raise BadInput(
                 f"--shared {shared} is no folder: it holds groundtruth/ and facts/. Without --shared the shipped table is scored"
             )
-        found = accuracy_tables(shared or Path("../shared"), workers, say=desk.say, progress=on_terminal("plans"))
+        found = accuracy_tables(shared or Path("../shared"), workers, say=desk.say, progress=on_terminal())
         if as_json:
             desk.show(found, True, "accuracy")
             return

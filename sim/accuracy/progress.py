@@ -12,7 +12,7 @@ _EVERY = 0.2
 """Seconds between two lines."""
 
 
-def on_terminal(what: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Progress | None:
+def on_terminal(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Progress | None:
     """A hook for (done, all) that keeps one line up to date: counts, rate, time left. None unless `stream` (stderr) is a terminal."""
     to = stream or sys.stderr
     if not to.isatty():
@@ -24,19 +24,19 @@ def on_terminal(what: str, stream: TextIO | None = None, clock: Callable[[], flo
         if done < total and now - last[0] < _EVERY:
             return
         last[0] = now
-        to.write("\r" + line(what, done, total, now - began) + "\x1b[K" + ("\n" if done >= total else ""))
+        to.write("\r" + line(done, total, now - began) + "\x1b[K" + ("\n" if done >= total else ""))
         to.flush()
 
     return tell
 
 
-def line(what: str, done: int, total: int, seconds: float) -> str:
+def line(done: int, total: int, seconds: float) -> str:
     """`plans 120 of 818, 4.2 a second, 2 min 46 s left`."""
     rate = done / seconds if seconds > 0 else 0.0
     if done >= total:
-        return f"{what} {done} of {total} in {_words(seconds)}"
+        return f"plans {done} of {total} in {_words(seconds)}"
     left = f", {_words((total - done) / rate)} left" if rate > 0 else ""
-    return f"{what} {done} of {total}, {rate:.1f} a second{left}"
+    return f"plans {done} of {total}, {rate:.1f} a second{left}"
 
 
 def _words(seconds: float) -> str:

@@ -60,7 +60,7 @@ def _odd() -> Odd:
     return table("conv", "odd", Odd)
 
 
-def conv_cost(work: Conv, gpu: Gpu, sustained: bool = True) -> tuple[float, Source]:
+def conv_cost(work: Conv, gpu: Gpu, sustained: bool) -> tuple[float, Source]:
     """Seconds of all repeats, always `assumed`: rates follow from GEMMs. Raises `Refused` for a dtype without units."""
     share, align = _fit()
     if is_depthwise(work):

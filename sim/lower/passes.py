@@ -102,7 +102,7 @@ def _cut(chunk: Chunk, block: BlockOps, variant: str, ends: Collection[str]) -> 
 
 
 def _parts(chunk: Chunk, block: BlockOps, variant: str) -> list[Loose]:
-    """A block's backward part by part, last part first; a flag of `ACCUMULATES` says how its gradients join those that are there."""
+    """A block's backward part by part, last part first; a flag of `WAYS` says how its gradients join those that are there."""
     base, *flags = variant.split(".")
     how = next((flag for flag in flags if flag in WAYS), "")
     short = chunk.short

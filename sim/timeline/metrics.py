@@ -186,7 +186,7 @@ def critical_path(trace: Trace) -> list[tuple[str, float]]:
     return sorted(sums.items(), key=lambda pair: -pair[1])
 
 
-def mean_path(parts: Iterable[tuple[float, Trace]], output: float = 0.0) -> list[tuple[str, float]]:
+def mean_path(parts: Iterable[tuple[float, Trace]], output: float) -> list[tuple[str, float]]:
     """`critical_path` of a mean step, of which the reported one of each trace is so many times in it; `output`: seconds on top, a class of their own."""
     sums = {"output": output} if output else {}
     for weight, trace in parts:

@@ -83,7 +83,7 @@ class _Tree:
         return self.fresh("sw", [self.fresh("sw", [self.names[name] for name in group]) for group in inner])
 
 
-def infer(matrix: Matrix, name: str, gpu: str = "") -> Imported:
+def infer(matrix: Matrix, name: str, gpu: str) -> Imported:
     """The machine that a matrix shows. `gpu`: the catalog key, which the text never tells. Raises `BadInput`."""
     notes: list[str] = []
     model = catalog_gpu(gpu).name if gpu else _guess(matrix, notes)

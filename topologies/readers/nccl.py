@@ -127,7 +127,7 @@ class System:
         return {p: [c.name if isinstance(c, Device) else c for c in below] for p, below in self.children.items()}
 
 
-def read_system(text: str, name: str, gpu: str = "") -> Imported:
+def read_system(text: str, name: str, gpu: str) -> Imported:
     """A machine from NCCL's XML. `gpu`: the catalog key, where the file does not tell it. Raises `BadInput`."""
     root = parse(text, name)
     if root.tag == "graphs":

@@ -16,7 +16,7 @@ from topologies.readers.matrix import Matrix
 _CELLS = {"NVL": "NV", "NVB": "NV", "LOC": "NV", "C2C": "NODE", "PXN": "SYS", "P2C": "NODE"}
 
 
-def read_graphs(root: Element, name: str, gpu: str = "") -> Imported:
+def read_graphs(root: Element, name: str, gpu: str) -> Imported:
     """A machine with as many GPUs as the graphs name, all equally far apart. Raises `BadInput`."""
     devices = {child.get("dev", "") for child in root.iter("gpu")}
     ports = {child.get("dev", "") for child in root.iter("net")}

@@ -235,7 +235,7 @@ def _activation(row: Row) -> str:
     return next((name for pattern, name in _ACTIVATIONS if re.search(pattern, row.activation.lower())), "")
 
 
-def _by_name(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str, Any]:
+def _by_name(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any]:
     """A shipped model of that name, where the row gives no sizes. Raises `Refused` where there is none."""
     found = shipped_model(row.model_name, row.params, modern=not "" < row.date < "2024")
     if not found:

@@ -43,7 +43,7 @@ class Bucket(NamedTuple):
         return sum(self.tensors)
 
 
-def ready_order(part: Part, autocast: bool = False) -> tuple[int, ...]:
+def ready_order(part: Part, autocast: bool) -> tuple[int, ...]:
     """Elements of the part's gradients as autograd hands them over: a linear's bias before its weight, a norm's or convolution's after (what else
     a convolution's part has comes behind it in forward, and so before it in backward). Under autocast a linear's bias is cast before its
     weight, and so comes after it in backward."""

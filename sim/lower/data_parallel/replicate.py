@@ -1,9 +1,8 @@
 """Gradients of replicas averaged: buckets leave on `comm.dp` as soon as backward has filled them.
 
 With torch's DDP each gradient is copied into its bucket and back (gradient_as_bucket_view is off by default), and a hook may cast a full
-bucket for its message (`hooks`); Megatron's
-flat buffer needs one scaling pass. Nothing travels before the last micro-batch (no_sync). Without overlap all waits for the end
-of backward. ZeRO-1 and -2 send the same buckets by reduce_scatter (`sharded.messages`).
+bucket for its message (`hooks`); Megatron's flat buffer needs one scaling pass. Nothing travels before the last micro-batch (no_sync). Without
+overlap all waits for the end of backward. ZeRO-1 and -2 send the same buckets by reduce_scatter (`sharded.messages`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def over_all(job: Job, share: Share, what: str, read: float, written: float, dty
     return over_lists(job, share.sizes, what, read, written, dtype, lists)
 
 
-def over_lists(job: Job, sizes: Counter[int], what: str, read: float, written: float, dtype: str, lists: int = 2) -> Work:
+def over_lists(job: Job, sizes: Counter[int], what: str, read: float, written: float, dtype: str, lists: int) -> Work:
     """One pass over some tensors, so many of each size (elements). On a CPU foreach is a loop whose passes are one each here: the calibration's
     seconds for each tensor hold its calls."""
     elements = sum(size * count for size, count in sizes.items())

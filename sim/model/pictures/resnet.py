@@ -38,7 +38,7 @@ def residual_block(spec: Cnn, share: Share, x: Map, planes: int, stride: int) ->
             parts.append(normalised(share, f"bn{index}", y))
             continue
         joined = normalised(share, f"bn{index}", y, relu=True, fork=x)
-        parts += [normalised(share, f"bn{index}", y, relu=False), *squeeze(share, "se", y), _join(share, joined)] if spec.se else [joined]
+        parts += [normalised(share, f"bn{index}", y, relu=False), *squeeze(share, y), _join(share, joined)] if spec.se else [joined]
     if stride > 1 or x.channels != out:
         conv, z = convolution(share, "downsample.conv", x, out, 1, stride=stride, padding=0)
         parts[-1:-1] = [replace(conv, saved=0), normalised(share, "downsample.bn", z, relu=False)]

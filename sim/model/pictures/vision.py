@@ -155,7 +155,7 @@ def mean(share: Share, name: str, x: Map) -> Part:
     return Part(name=name, forward=(forward,), backward=(backward,), cls="elementwise")
 
 
-def squeeze(share: Share, name: str, x: Map) -> list[Part]:
+def squeeze(share: Share, x: Map) -> list[Part]:
     """Squeeze and excitation (Hu et al. 2018, reduction 16): mean, two small linears, and each channel scaled.
 
     Backward multiplies the gradient by the scales and by the map, sums the second product over each channel, and adds the two gradients
@@ -183,10 +183,10 @@ def squeeze(share: Share, name: str, x: Map) -> list[Part]:
         total = [elementwise("scale", share, n, 2 * e, e), MemoryBound("reduce", n * e, share.micro * x.channels * e, share.act)]
         joined = [scale, elementwise("add", share, n, 2 * e, e)]
     return [
-        mean(share, f"{name}.mean", x),
-        linear(share, f"{name}.down", x.channels, small, rows=share.micro, bias=True, low=False, modules=2),
-        linear(share, f"{name}.up", small, x.channels, rows=share.micro, bias=True, low=False, modules=2),
-        Part(name=f"{name}.scale", forward=(forward,), backward=(*total, *joined), cls="elementwise", saved=n * e),
+        mean(share, "se.mean", x),
+        linear(share, "se.down", x.channels, small, rows=share.micro, bias=True, low=False, modules=2),
+        linear(share, "se.up", small, x.channels, rows=share.micro, bias=True, low=False, modules=2),
+        Part(name="se.scale", forward=(forward,), backward=(*total, *joined), cls="elementwise", saved=n * e),
     ]
 
 

@@ -1,7 +1,7 @@
 """What a model is, before anything splits it: one frozen value per architecture family.
 
 `ModelSpec` is their union, tagged by `family` (the key of preset files); `spec_of` reads one from a mapping. Decoders, with most fields by
-far, have the file `decoder_spec`; pictures, diffusion, speech and recommenders have theirs. `sim.model.network.describe` turns a spec into
+far, have a file of their own (`sim.model.specs.decoder`); pictures, diffusion, speech and recommenders have theirs. `sim.model.network.describe` turns a spec into
 a `Network` of one rank's kernels. Sizes are counts of elements; 0 means "as usual" where said.
 """
 

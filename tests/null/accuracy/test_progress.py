@@ -13,12 +13,12 @@ class Terminal(io.StringIO):
 
 
 def test_files_and_pipes_see_nothing() -> None:
-    assert on_terminal("plans", io.StringIO()) is None
+    assert on_terminal(io.StringIO()) is None
 
 
 def test_a_terminal_sees_one_line_that_ends_with_the_run() -> None:
     stream, now = Terminal(), iter([0.0, 2.0, 2.1, 10.0])
-    tell = on_terminal("plans", stream, lambda: next(now))
+    tell = on_terminal(stream, lambda: next(now))
     assert tell is not None
     tell(4, 20)
     tell(5, 20)  # too soon after the line before
@@ -29,5 +29,5 @@ def test_a_terminal_sees_one_line_that_ends_with_the_run() -> None:
 
 
 def test_the_first_moment_has_no_rate() -> None:
-    assert line("plans", 0, 9, 0.0) == "plans 0 of 9, 0.0 a second"
-    assert line("plans", 10, 1000, 10.0).endswith("16 min 30 s left")
+    assert line(0, 9, 0.0) == "plans 0 of 9, 0.0 a second"
+    assert line(10, 1000, 10.0).endswith("16 min 30 s left")

@@ -48,7 +48,7 @@ def test_squeeze_and_excitation_in_kernels_of_its_own_or_fused() -> None:
     def total(found: list[Part]) -> float:
         return sum(moved(part, backward) for part in found if part.name.endswith(("mean", "scale")) for backward in (False, True))
 
-    eager, fused = total(squeeze(share(), "se", MAP)), total(squeeze(share(compile=True), "se", MAP))
+    eager, fused = total(squeeze(share(), MAP)), total(squeeze(share(compile=True), MAP))
     assert eager == pytest.approx(16 * 2, rel=0.01)  # forward 1 + 3 (with the residual); backward 1 + 2 + 3 + 1 + 2 + 3 passes of 2 bytes
     assert fused == pytest.approx(11 * 2, rel=0.01)  # 1 + 3; 1 + 3 + 3: ReLU's output is read where the gradient is
 
@@ -56,7 +56,7 @@ def test_squeeze_and_excitation_in_kernels_of_its_own_or_fused() -> None:
 @pytest.mark.parametrize(("precision", "kernel"), [("fp16", "permute"), ("fp32", "add")])
 def test_the_mean_s_gradient_is_transposed_where_maps_are_channels_last(precision: str, kernel: str) -> None:
     found = share_of(Shape(micro=32, seq=1, precision=precision), load_framework("pytorch-native-amp"), "math")
-    last = squeeze(found, "se", MAP)[-1].backward[-1]
+    last = squeeze(found, MAP)[-1].backward[-1]
     assert isinstance(last, MemoryBound) and last.what == kernel
 
 
