@@ -20,11 +20,12 @@ from sim.lower.model_parallel import tensor
 from sim.lower.optimizer import modes
 from sim.lower.optimizer import step as optimizer
 from sim.lower.optimizer.owned import Share
-from sim.lower.resident import resident_bytes
 from sim.lower.short import Shortener
 from sim.lower.stage import StageSegments, pair, stage_segments, stages_of
 from sim.lower.template import Templates
+from sim.memory.static import static_bytes
 from sim.model.parts import Network
+from sim.model.stages import held, layout
 from sim.plan import Plan
 from sim.program import HOST, Call, Op, Program, Role, server_lane
 from sim.schedule.shards import ACTIVE_STAGES
@@ -92,9 +93,16 @@ def lower(
         if len(kinds) > 1
         else (kinds[0].name,) * len(places),
         steps=steps,
-        resident={} if short else resident_bytes(job, stages),
+        resident={} if short else resident_bytes(job),
         notes=notes(job),
     )
+
+
+def resident_bytes(job: Job) -> dict[str, int]:
+    """What lives through the step on the pipeline rank that holds most of it, by what it is."""
+    chunks, names = layout(job.network, job.plan), ("parameters", "gradients", "optimizer")
+    ranks = (static_bytes(job.plan, job.network, job.framework, held(chunks, job.plan, rank)) for rank in range(job.size("pp")))
+    return max(({name: static[name] for name in names} for static in ranks), key=lambda found: sum(found.values()))
 
 
 def places_of(job: Job) -> list[Place]:

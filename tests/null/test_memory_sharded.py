@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sim.lower.step import lower
 from sim.memory.report import MemoryReport, memory_of, memory_of_stages
 from sim.setting.bind import bind
 
@@ -162,6 +161,4 @@ def test_who_keeps_16_bits_beside_the_fp32_copy(framework: str, zero: int, bytes
     setting = bind(plan, "dgx-h100")
     report = memory_of(setting.plan, setting.network, setting.framework)
     own = report.parameters / (8 if zero < 3 else 1) + report.optimizer
-    lowered = lower(setting.plan, setting.network, setting.framework, "cuda", 1).resident
-    assert lowered["parameters"] + lowered["optimizer"] == pytest.approx(report.parameters + report.optimizer, rel=1e-6)
     assert own * 8 / setting.network.parameters == pytest.approx(bytes_, rel=2e-3)

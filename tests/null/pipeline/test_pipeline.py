@@ -192,7 +192,8 @@ def test_both_ends_of_a_tied_embedding_meet_apart_from_the_pipeline() -> None:
     from tests.null.lower.tiny import linear
 
     base = line(2)
-    ends = replace(base.blocks[0][1], parts=(linear("table", 64),)), replace(base.blocks[-1][1], parts=(linear("logits", 0),))
+    table = replace(linear("table", 64), cls="embedding")
+    ends = replace(base.blocks[0][1], parts=(table,)), replace(base.blocks[-1][1], parts=(linear("logits", 0),))
     tied = replace(base, blocks=(("embed", ends[0]), *base.blocks[1:-1], ("head", ends[1])), tied=("embed", "head"))
     made = program({"batch": {"global": 2}, "parallel": {"pp": 2}}, tied, steps=2)
     verify(made)
