@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -194,7 +194,7 @@ def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparis
     return Comparison(
         step_of(predicted),
         Measured.of(steps),
-        _by_class([(p.cls or p.kind, p.predicted, p.measured) for p in pairs], len({p.rank for p in pairs})),
+        _by_class([(p.cls or p.kind, p.predicted, p.measured, 1) for p in pairs], len({p.rank for p in pairs})),
         tuple(pairs),
         tuple(sorted(wanted - seen)),
         tuple(sorted(seen - wanted)),
@@ -202,15 +202,14 @@ def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparis
     )
 
 
-def _by_class(rows: list[tuple[str, float, float]], ranks: int) -> tuple[ClassError, ...]:
-    sums: dict[str, list[float]] = {}
-    for name, predicted, measured in rows:
-        at = sums.setdefault(name, [0.0, 0.0, 0.0])
-        at[0] += predicted
-        at[1] += measured
-        at[2] += 1
+def _by_class(rows: Iterable[tuple[str, float, float, int]], ranks: int = 1) -> tuple[ClassError, ...]:
+    """Sums of (class, predicted seconds, measured seconds, predicted ops) over so many `ranks`, the largest first."""
+    sums: dict[str, tuple[float, float, int]] = {}
+    for name, predicted, measured, ops in rows:
+        p, m, count = sums.get(name, (0.0, 0.0, 0))
+        sums[name] = p + predicted, m + measured, count + ops
     n = max(ranks, 1)
-    found = [ClassError(name, p / n, m / n, int(count)) for name, (p, m, count) in sums.items()]
+    found = [ClassError(name, p / n, m / n, count) for name, (p, m, count) in sums.items()]
     return tuple(sorted(found, key=lambda row: -max(row.predicted, row.measured)))
 
 
@@ -225,19 +224,11 @@ def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Compar
         name_of = lambda s: told(s.cls)  # noqa: E731
     count = max(1, len({s.step for s in stock.spans}))
     ranks = max(1, len(stock.ranks))
-    sums: dict[str, list[float]] = {}
     weight, lasts = predicted.weight, alike(stock)
     total = sum(weight.get(rank, 1) for rank in predicted.ranks) or 1
-    for s in wanted:
-        at = sums.setdefault(name_of(s), [0.0, 0.0, 0.0])
-        at[0] += lasts(s) * weight.get(s.rank, 1) / total
-        at[2] += 1
-    for s in stock.spans:
-        if s.kind not in ORDERS:
-            sums.setdefault(name_of(s), [0.0, 0.0, 0.0])[1] += lasts(s) / (count * ranks)
-    classes = [ClassError(name, p, m, int(n)) for name, (p, m, n) in sums.items()]
-    classes.sort(key=lambda row: -max(row.predicted, row.measured))
-    return Comparison(step_of(predicted), Measured.of(steps), tuple(classes), (), (), (), stock.origin)
+    ours = [(name_of(s), lasts(s) * weight.get(s.rank, 1) / total, 0.0, 1) for s in wanted]
+    theirs = [(name_of(s), 0.0, lasts(s) / (count * ranks), 0) for s in stock.spans if s.kind not in ORDERS]
+    return Comparison(step_of(predicted), Measured.of(steps), _by_class(ours + theirs), origin=stock.origin)
 
 
 def guilty(comparison: Comparison) -> tuple[str, float]:

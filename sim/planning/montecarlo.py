@@ -191,9 +191,8 @@ class _Table(msgspec.Struct):
     def at(self, compute: float, link: float) -> float:
         i, u = _place(self.compute, compute)
         j, v = _place(self.link, link)
-        low = self.seconds[i][j] * (1 - v) + self.seconds[i][min(j + 1, len(self.link) - 1)] * v
-        i = min(i + 1, len(self.compute) - 1)
-        high = self.seconds[i][j] * (1 - v) + self.seconds[i][min(j + 1, len(self.link) - 1)] * v
+        k = min(j + 1, len(self.link) - 1)
+        low, high = (row[j] * (1 - v) + row[k] * v for row in (self.seconds[i], self.seconds[min(i + 1, len(self.compute) - 1)]))
         return low * (1 - u) + high * u
 
 
