@@ -11,6 +11,7 @@ import gzip
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +23,9 @@ from sim.lower.checks.verify import verify
 from sim.program import HOST, SERVER, Op, Program, full_id
 from sim.trace import Span, Trace, from_zero
 from topologies.errors import BadInput, Refused, RunFailed
+
+if TYPE_CHECKING:
+    from executor.players.feeder import Crossing
 
 FILE = 8 << 20
 """Bytes of the file that disk reads go through, again and again."""
@@ -69,7 +73,7 @@ class PlayResult(msgspec.Struct, kw_only=True):
 def run_play(program: Program, host_seconds: dict[str, float], folder: str | Path, steps: int = 30, *, stall: float = STALL) -> PlayResult:
     """Plays `program` until `steps` of its later steps are timed (one pass through it holds `program.steps`).
 
-    `host_seconds`: seconds of host ops by op id, by the work's text, or by the kind of host work. Raises `BadInput` for a
+    `host_seconds`: of host ops by op id, on a GPU of launches too; one that is not named takes what its works state. Raises `BadInput` for a
     program that breaks a law (`sim.lower.checks.verify`) or that this machine cannot hold, `RunFailed` when a rank dies or hangs.
     """
     refuse_servers(program)
@@ -164,11 +168,8 @@ def _agreed(world: World, turn: int) -> int:
     return int(choice.item())
 
 
-def make_player(world: World, program: Program, crossing: object, seconds: Callable[[Op], float], file: Path) -> Player:
+def make_player(world: World, program: Program, crossing: Crossing, seconds: Callable[[Op], float], file: Path) -> Player:
     """The interpreter for this rank's device."""
-    from executor.players.feeder import Crossing
-
-    assert isinstance(crossing, Crossing)
     if world.kind == "cuda":
         from executor.players.streams import StreamPlayer
 

@@ -27,7 +27,7 @@ from sim.plan import Plan
 from sim.predict import predict_setting
 from sim.program import HOST, Program
 from sim.result.prediction import Prediction
-from sim.setting.bind import bind
+from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.tables import Tabular
 from sim.trace import Trace
@@ -139,7 +139,7 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
     say(f"predicted: {predicted.step_time_s * 1e3:.2f} ms a step")
     stock = None if left_out else run_stock(plan, folder, steps)
     say(f"trained {len(stock.step_times)} steps with PyTorch's own machinery" if stock else f"not trained by PyTorch itself: {left_out}")
-    played = run_play(predicted.program, host_seconds(predicted.program, pricer_for(setting, path)), folder, steps)
+    played = run_program(predicted.program, setting, path, folder, steps)
     say(f"played {len(played.step_times)} steps of the program")
     runs: dict[str, StockResult | PlayResult] = {"stock": stock, "played": played} if stock else {"played": played}
     found = {
@@ -158,14 +158,15 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
     )
 
 
-def host_seconds(program: Program, pricer: Any) -> dict[str, float]:
-    """What each host op lasts, by its id inside its segment: the player spins for so long. Of what is launched on a GPU the host's share."""
-    found: dict[str, float] = {}
+def run_program(program: Program, setting: Setting, calibration: Path | None, folder: Path, steps: int) -> PlayResult:
+    """A run of the program, whose host ops last as long as they are predicted to: the player spins for so long. Of what is launched on a GPU that is
+    the host's share."""
+    pricer, found = pricer_for(setting, calibration), dict[str, float]()
     for op in (op for ops in program.segments.values() for op in ops):
         if op.kind == "host" or (program.device == "cuda" and op.lane != HOST):
             cost = pricer.local(op, 0)
             found[op.id] = cost.seconds if op.kind == "host" else cost.host
-    return found
+    return run_play(program, found, folder, steps)
 
 
 def _notes(found: dict[str, Comparison]) -> list[str]:
@@ -222,7 +223,7 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
         calibrated(plan.world, path, say)
         program = predict_setting(setting, calibration=path).program
         assert program is not None
-        played = run_play(program, host_seconds(program, pricer_for(setting, path)), folder, steps)
+        played = run_program(program, setting, path, folder, steps)
         trace, times, warning = played.trace, played.step_times, ""
     found = {
         "how": how,

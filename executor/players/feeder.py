@@ -214,15 +214,5 @@ def burn(seconds: float) -> None:
 
 
 def host_seconds(op: Op, table: dict[str, float]) -> float:
-    """Seconds of a host op: by its id, else by each of its works' text or kind, else what the work itself states.
-
-    Kinds that the table does not know take no time: the ops around them take theirs for real.
-    """
-    if op.id in table:
-        return table[op.id]
-    total = 0.0
-    for work in op.works:
-        if isinstance(work, HostWork):
-            each = work.seconds or table.get(work.what, 0.0)
-            total += table.get(str(work), each * work.count * work.repeat)
-    return total
+    """Seconds of a host op: by its id, else what its works themselves state."""
+    return table.get(op.id, sum(work.seconds * work.count * work.repeat for work in op.works if isinstance(work, HostWork)))

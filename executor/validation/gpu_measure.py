@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from executor.nvml import clocks
-from executor.play import PlayResult, run_play
+from executor.play import PlayResult
 from executor.ranks.environment import sharing
 from executor.ranks.launch import Interrupted, time_limit
-from executor.twin import host_seconds
+from executor.twin import run_program
 from executor.validation.gpu_calibration import calibration_of
 from executor.validation.gpu_cases import Case
 from executor.validation.gpu_fit import fitting, notes
@@ -25,10 +25,8 @@ from sim.files.chrome import write_trace
 from sim.files.runs import write_atomic
 from sim.plan import Plan
 from sim.predict import predict_setting
-from sim.program import Program
 from sim.result.prediction import Prediction
 from sim.setting.bind import Setting
-from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
 from sim.steady.detail import STEPS
 from sim.timeline.metrics import step_time
@@ -126,12 +124,8 @@ def _played(row: Row, case: Case, setting: Setting, good: Prediction, path: Path
     program, out = good.program, setting.plan.output
     row.played_predicted = step_time(good.trace)
     if {1} == {n for n in (out.log_every, out.item_every, out.print_every, out.sync_every, out.checkpoint_every) if n}:
-        program, row.played_predicted = _loud(setting), good.step_time_s
-    return run_play(program, host_seconds(program, pricer_for(setting, path)), folder, steps)
-
-
-def _loud(setting: Setting) -> Program:
-    return program_for(setting, STEPS)
+        program, row.played_predicted = program_for(setting, STEPS), good.step_time_s
+    return run_program(program, setting, path, folder, steps)
 
 
 def _stock(row: Row, plan: Plan, good: Prediction, folder: Path, steps: int) -> Comparison | None:

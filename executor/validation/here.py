@@ -16,19 +16,17 @@ from pathlib import Path
 
 import msgspec
 
-from executor.play import run_play
 from executor.repeats import means
 from executor.stock import PROFILED, StockResult, run_stock
 from executor.training.limits import check_stock
-from executor.twin import calibrated, host_seconds
+from executor.twin import calibrated, run_program
 from executor.validation.here_plans import INPUTS, KINDS, MODELS, SHIPPED
 from sim.align import Measured
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.predict import predict_setting
 from sim.result.prediction import Prediction
-from sim.setting.bind import bind, model_of
-from sim.setting.pricer import pricer_for
+from sim.setting.bind import Setting, bind, model_of
 from sim.steady.detail import STEPS
 from sim.timeline.asynchrony import mean_step
 from sim.timeline.bottleneck import bottleneck, bottlenecks
@@ -138,7 +136,7 @@ def _row(name: str, kind: str, plan: Plan, how: str, folder: Path, steps: int, s
     predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + every), fold=False)
     assert predicted.program is not None and predicted.trace is not None
     seconds = statistics.fmean(step_times(predicted.trace)[-every:]) if every > 1 else predicted.step_time_s
-    times, split = _run(plan, how, predicted, host_seconds(predicted.program, pricer_for(setting, path)), folder / name, steps)
+    times, split = _run(setting, how, predicted, path, folder / name, steps)
     measured = Measured.of(times)
     return Row(
         plan=name,
@@ -156,14 +154,14 @@ def _row(name: str, kind: str, plan: Plan, how: str, folder: Path, steps: int, s
 
 
 def _run(
-    plan: Plan, how: str, predicted: Prediction, host: dict[str, float], folder: Path, steps: int
+    setting: Setting, how: str, predicted: Prediction, calibration: Path, folder: Path, steps: int
 ) -> tuple[list[float], Breakdown | None]:
     """Measured step times, each the mean over one period of what happens every few steps, and what they were spent on."""
     if how == "play":
         assert predicted.program is not None
-        played = run_play(predicted.program, host, folder, steps)
-        return played.step_times, mean_step(played.trace) if plan.asynchronous else breakdown(played.trace)
-    stock, times = trained(plan, folder, steps)
+        played = run_program(predicted.program, setting, calibration, folder, steps)
+        return played.step_times, mean_step(played.trace) if setting.plan.asynchronous else breakdown(played.trace)
+    stock, times = trained(setting.plan, folder, steps)
     return times, over_all(stock.trace)
 
 

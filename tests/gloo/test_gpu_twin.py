@@ -92,7 +92,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         trace = Trace([], "stock", 1, 2)
         return StockResult(step_times=[0.01], losses=[], trace=trace, first_buckets=[], buckets=[], by_rank=[], memory=5), [0.01]
 
-    monkeypatch.setattr(gpu_measure, "run_play", play)
+    monkeypatch.setattr("executor.twin.run_play", play)
     monkeypatch.setattr(gpu_measure, "trained", train)
     return seen
 
