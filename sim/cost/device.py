@@ -16,6 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from sim.cost.price import Source
+from topologies.devices import gpu as find_gpu
+from topologies.devices import shelf
 from topologies.errors import Refused
 from topologies.hardware import Gpu
 
@@ -61,6 +63,12 @@ def document(name: str) -> Mapping[str, object]:
 def table(name: str, key: str, kind: type[T]) -> T:
     """One table of a parameter file, converted to `kind`."""
     return msgspec.convert(document(name)[key], kind)
+
+
+def as_sold(gpu: Gpu) -> Gpu:
+    """The catalog's GPU of this name, whose watts are for the peaks that it has there: peaks and a clock that a what-if gives are those that it
+    gets. A GPU of a name of its own is what it says."""
+    return find_gpu(gpu.name) if gpu.name in shelf("gpus") else gpu
 
 
 def choose(gpu: Gpu, fits: Mapping[str, str]) -> tuple[str, Source]:

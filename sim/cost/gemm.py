@@ -10,7 +10,7 @@ from functools import cache
 
 import msgspec
 
-from sim.cost.device import STORED, choose, document, peak_flops
+from sim.cost.device import STORED, as_sold, choose, document, peak_flops
 from sim.cost.price import Source
 from sim.cost.tiles import GemmFit, gemm_seconds
 from sim.work import ALIGNED, BYTES, LINE, Gemm, GroupedGemm, product_bytes, row_alignment
@@ -110,14 +110,13 @@ def power_ratio(gpu: Gpu, dtype: str) -> float:
 def power_between(gpu: Gpu, name: str, dtype: str) -> float:
     """`power_ratio` to the catalog's GPU `name`, which may be this one with another power limit; watts for each FLOP/s of 16-bit matrix units,
     or of fp32 ones for products on those (AMD's fp32 runs on matrix units)."""
-    other, key = _reference(name), "bf16" if "bf16" in gpu.flops else "fp16" if "fp16" in gpu.flops else "fp32"
+    other, peaks = _reference(name), as_sold(gpu).flops
+    key = "bf16" if "bf16" in peaks else "fp16" if "fp16" in peaks else "fp32"
     if dtype in ("fp32", "fp64") and gpu.arch.startswith("sm"):
         key = "fp32"
     if not gpu.power or not other.power or key not in other.flops:
         return 1.0
-    # FLOP/s that a what-if gives a GPU of this name are those at the clock that it has.
-    peaks = 1.0 if name == gpu.name else other.flops[key] / gpu.flops[key]
-    return float((gpu.power / other.power * peaks) ** (1 / 3))
+    return float((gpu.power / other.power * other.flops[key] / peaks[key]) ** (1 / 3))
 
 
 def gemm_cost(work: Gemm, gpu: Gpu, sustained: bool = True) -> tuple[float, Source]:

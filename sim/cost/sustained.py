@@ -14,12 +14,11 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from statistics import NormalDist
 
-from sim.cost.device import NEAREST, by_arch, table
+from sim.cost.device import NEAREST, as_sold, by_arch, table
 from sim.cost.gemm import power_ratio
 from sim.cost.price import Source
 from sim.work import BYTES
 from topologies.devices import gpu as find_gpu
-from topologies.devices import shelf
 from topologies.hardware import Gpu
 
 
@@ -40,7 +39,7 @@ def training_clock(gpu: Gpu, dtype: str = "bf16") -> tuple[float, Source]:
 def capped(gpu: Gpu) -> float:
     """The boost clock over that of the catalog's GPU of this name: a lower one (`nvidia-smi --lock-gpu-clocks`) costs nothing where the power limit
     had lowered the clock further."""
-    known = find_gpu(gpu.name).clock if gpu.name in shelf("gpus") else 0.0
+    known = as_sold(gpu).clock
     return gpu.clock / known if gpu.clock and known else 1.0
 
 
@@ -97,11 +96,12 @@ def _own_first(gpu: Gpu, names: Iterable[str]) -> list[str]:
 
 
 def _watts(gpu: Gpu, other: Gpu) -> float:
-    """Watts per peak FLOP/s over the other GPU's (of one name: watts alone, as in `power_between`); 1 where a limit is not known."""
-    key = "fp16" if "fp16" in gpu.flops and "fp16" in other.flops else "fp32"
-    if not (gpu.power and other.power and gpu.flops.get(key) and other.flops.get(key)):
+    """Watts per peak FLOP/s as sold over the other GPU's; 1 where a limit is not known."""
+    peaks = as_sold(gpu).flops
+    key = "fp16" if "fp16" in peaks and "fp16" in other.flops else "fp32"
+    if not (gpu.power and other.power and peaks.get(key) and other.flops.get(key)):
         return 1.0
-    return gpu.power / other.power * (1.0 if gpu.name == other.name else other.flops[key] / gpu.flops[key])
+    return gpu.power / other.power * other.flops[key] / peaks[key]
 
 
 def board_spread() -> float:

@@ -121,10 +121,12 @@ def test_a_refit_sets_both_clocks_and_lets_go_of_them() -> None:
     assert seconds() == before
 
 
-def test_a_lower_clock_costs_nothing_until_it_binds() -> None:
-    """Under load the power limit keeps an H100 at 0.83 of its boost clock; below that, large products slow down in proportion."""
-    machine = load_topology("dgx-h100")
-    boost = gpu("h100-sxm")
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_a_clock_that_is_set_costs_nothing_until_it_binds(name: str) -> None:
+    """Under load the power limit keeps an H100, and an H200, which takes its kin's clock, at 0.83 of its boost clock; below that, large products
+    slow down in proportion. A higher one gains next to nothing."""
+    machine = load_topology(f"dgx-{name}")
+    boost = gpu(f"{name}-sxm")
 
     def seconds(share: float) -> float:
         ((edited, _),) = load_topology(machine, (f"gpu.clock={boost.clock * share / 1e6:.3f} MHz",)).devices(8)
@@ -134,6 +136,7 @@ def test_a_lower_clock_costs_nothing_until_it_binds() -> None:
 
     whole = kernel_cost(BIG, boost).seconds
     assert seconds(0.9) == pytest.approx(whole, rel=0.03)
+    assert 0.9 * whole < seconds(1.5) <= whole
     assert seconds(0.4) / seconds(0.8) == pytest.approx(2.0, rel=0.05)
     assert (
         kernel_cost(MemoryBound("copy", 1 << 30, 1 << 30), boost).seconds
