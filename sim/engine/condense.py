@@ -104,8 +104,7 @@ def condense(
     slows kernels by `slow`, and says when compute and when all have ended; `meeting(op)` are a collective's seconds.
 
     A stretch whose communication outlasts its compute stays as it is: the next op may run beside it. One that ends with a copy for which
-    the thread waits is an op that it waits for. Collectives between its kernels are exposed; what kernels wait for those beside them counts
-    as compute.
+    the thread waits is an op that it waits for. Exposed are collectives between its kernels, and what kernels wait for those beside them.
     """
     device = [op for op, _ in part if op.kind in ("compute", "collective")]
     if len(part) < _LEAST or not any(op.kind == "compute" for op in device):
@@ -118,6 +117,7 @@ def condense(
         return part
     copied = alone(free, False)[1] - seconds if stops else 0.0
     beside = alone(free, True)[0] + copied if slow != 1.0 else 0.0
+    exposed = _exposed(part, seconds, meeting, slow)
     seconds += copied
     ready = alone(part, False)[1] if host > 0 else seconds
     source: Source = "assumed" if any(cost.source == "assumed" for op, cost in part if op.kind == "compute") else "fitted"
@@ -130,8 +130,20 @@ def condense(
         alloc=sum(op.alloc for op, _ in part),
         free=sum(op.free for op, _ in part),
     )
-    exposed = sum(meeting(op) if op.kind == "collective" else cost.exposed for op, cost in part if op.lane == COMPUTE)
-    return [(whole, Cost(seconds, source, host=host, ready=max(ready, seconds), beside=beside, exposed=min(exposed, seconds)))]
+    return [(whole, Cost(seconds, source, host=host, ready=max(ready, seconds), beside=beside, exposed=exposed))]
+
+
+def _exposed(part: list[Priced], seconds: float, meeting: Callable[[Op], float], slow: float) -> float:
+    """Of a stretch's `seconds` with its launches far ahead, those in which it only communicates.
+
+    What it takes longer than its kernels, these are slowed beside collectives (of c seconds), or wait for them (w): kernels run beside c - w
+    seconds of them, 1 - 1 / slow of which is lost, and the rest is w. Collectives that share links share their seconds, too.
+    """
+    between = sum(meeting(op) if op.kind == "collective" else cost.exposed for op, cost in part if op.lane == COMPUTE)
+    beside = sum(meeting(op) for op, _ in part if op.kind == "collective" and op.lane != COMPUTE)
+    kernels = sum(cost.seconds - cost.exposed for op, cost in part if op.kind == "compute" and op.lane == COMPUTE)
+    longer = max(0.0, seconds - between - kernels)
+    return min(between + max(0.0, min(slow * longer - (slow - 1.0) * beside, longer)), seconds)
 
 
 def _unlaunched(op: Op, cost: Cost) -> Cost:

@@ -13,7 +13,7 @@ OPS_APART = 2_000_000
 OPS_QUICK = 200_000
 """Ops up to which a run that needs no spans is as exact as one that does: it takes half a second."""
 OPS_FUSED = 20_000_000
-"""Beyond these, what meets nobody else is one span too: what kernels in it wait for communication beside them counts as compute."""
+"""Beyond these, what meets nobody else is one span too: when in it kernels wait for communication beside them is not known."""
 
 
 def simulated_ops(program: Program, symmetry: Symmetry) -> int:
@@ -44,10 +44,10 @@ def fused(ops: int) -> bool:
 
 def coarse(plan: Plan, ops: int) -> str:
     """What a trace lacks that has too many ops for a span each."""
-    lost = ", and what kernels wait for communication beside them counts as compute" if fused(ops) else ""
+    lost = " and layers" if fused(ops) else ""
     same = "the same within 1 %" if fused(ops) else "the same"
     many = plan.microbatches > 1
     return (
-        f"{ops:,} ops{f' ({plan.microbatches:,} micro-batches in a step)' if many else ''}: runs of kernels are one span each{lost}; no memory "
+        f"{ops:,} ops{f' ({plan.microbatches:,} micro-batches in a step)' if many else ''}: runs of kernels{lost} are one span each; no memory "
         f"timeline, no use of links. The step time is {same}. Predict fewer {'micro-batches' if many else 'layers or ranks'} to see every op"
     )

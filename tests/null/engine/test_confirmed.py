@@ -216,8 +216,8 @@ def test_where_a_plan_goes_by_rounds(plan: dict[str, Any]) -> None:
 @pytest.mark.no_cover
 @pytest.mark.parametrize("parallel", PIPELINES, ids=str)
 def test_classes_are_those_of_predict(parallel: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it finds them in programs that are too large for a span each; but for what communication, and waiting for launches, in a layer
-    that is one op counts as compute."""
+    """As it finds them in programs that are too large for a span each; but for waiting for launches, which counts as compute in a layer that is
+    one op, and communication in it, of which only the sum is known."""
     monkeypatch.setattr("sim.steady.detail.OPS_QUICK", 0)
     setting = bind(_plan(16, **parallel), MACHINE)
     found, split = predict_setting(setting, steps=2, detail=False), split_of(setting)

@@ -9,6 +9,8 @@ from sim.engine.run import simulate
 from sim.mesh import Mesh
 from sim.predict import predict
 from sim.program import Op
+from sim.setting.bind import bind
+from sim.steady.split import split_of
 from sim.timeline.metrics import breakdown, critical_path
 from tests.null.engine.bench import TablePricer, program
 
@@ -48,3 +50,14 @@ def test_a_step_of_too_many_ops_for_spans_is_split_as_one_of_few(monkeypatch: py
     assert fine.breakdown.exposed_comm_s > 0.1 * fine.step_time_s
     assert coarse.breakdown.exposed_comm_s == pytest.approx(fine.breakdown.exposed_comm_s, rel=1e-3)
     assert coarse.breakdown.compute_s == pytest.approx(fine.breakdown.compute_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(("on", "zero"), [("dgx-h100", 2), ("dgx-h100", 3), ("l40s-x8", 2)])
+def test_what_kernels_wait_for_beside_them_is_exposed_where_a_layer_is_one_op(on: str, zero: int) -> None:
+    """Of FSDP with two micro-batches, whose layers a sweep runs once: over PCIe a third of it only communicates."""
+    plan = PLAN | {"batch": {"global": 16}, "parallel": {"dp_shard": 8, "zero": zero}}
+    fine, split = predict(plan, on).breakdown, split_of(bind(plan, on))
+    assert split is not None and split.total == pytest.approx(fine.total, rel=1e-9)
+    assert (fine.exposed_comm_s > 0.3 * fine.total) == (on == "l40s-x8")
+    assert split.exposed_comm_s == pytest.approx(fine.exposed_comm_s, rel=2e-2)
+    assert split.compute_s == pytest.approx(fine.compute_s, rel=1e-2)

@@ -38,7 +38,7 @@ def test_coarser_traces_have_the_same_times_and_say_what_they_lack(monkeypatch: 
     assert len(fine.trace.spans) > len(fused.trace.spans) > len(least.trace.spans)
     assert not any("micro-batches in a step" in text for text in fine.warnings)
     assert "runs of kernels are one span each; no memory" in fused.warnings[-1]
-    assert "wait for communication beside them counts as compute" in least.warnings[-1]
+    assert "runs of kernels and layers are one span each" in least.warnings[-1]
 
 
 def test_a_page_is_made_of_a_coarse_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
