@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from executor.recording.capture import capture_to  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
+from sim.planning.sweeps.sweep import sweep  # noqa: E402
 from sim.predict import predict  # noqa: E402
 from sim.result.prediction import Prediction  # noqa: E402
 from sim.setting.bind import bind  # noqa: E402
@@ -101,6 +102,11 @@ def test_a_plan_file_names_it(files: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "words.toml"
     path.write_text(f'model = "{files["Words"]}"\nprecision = "fp32"\n[batch]\nmicro = 2\n[parallel]\ndp_shard = 8\nzero = 3\n')
     assert predict(load_plan(path), "dgx-h100").step_time_s > 0
+
+
+def test_a_sweep_takes_the_precision_that_it_was_captured_in(files: dict[str, Path], tmp_path: Path) -> None:
+    found = sweep(load_plan(plan(files["Cnn"])), {"batch.micro": ("2", "4")}, "dgx-h100", tmp_path / "found.sqlite")
+    assert {row.outcome for row in found.rows} == {"done"} and len(found.rows) == 2
 
 
 def test_nothing_runs_without_trust(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Floor:
             return
         framework: Framework = framework_of(base)
         model = model_of(base)
-        network = describe(model, Shape(micro=1, seq=base.seq_len or usual_length(model)), framework)
+        network = describe(model, Shape(micro=1, seq=base.seq_len or usual_length(model), precision=base.precision), framework)
         self._parameters = network.parameters
         width = 4.0 if framework.precision.master else BYTES[framework.precision.param_dtype]
         least = states(base.optimizer.name, 1, 1, (1, 0))  # of a parameter
