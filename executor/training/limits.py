@@ -124,6 +124,10 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
         ),
         (level == 1, f"zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or: {PLAY}"),
         (p.tp > 1 and plan.data_ranks > 1 and level == 0, "DDP around tensor parallelism: use dp_shard with zero = 3"),
+        (
+            p.pp > 1 and p.dp_replicate > 1 and p.dp_shard > 1 and level == 0,
+            f"DDP over dp_replicate and dp_shard at once in a pipeline: use one of the two, or zero = 3, or: {PLAY}",
+        ),
         (p.tp > 1 and isinstance(spec, Mlp), "tensor parallelism of an MLP: use tp = 1"),
         (
             (p.tp > 1 or p.pp > 1) and not isinstance(spec, (Mlp, Decoder)),

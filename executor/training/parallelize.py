@@ -1,4 +1,4 @@
-"""How a plan is applied to a model: the recipe, axis by axis, with PyTorch's own tools.
+"""How a plan that `limits` lets pass is applied to a model: the recipe, axis by axis, with PyTorch's own tools.
 
 tensor parallel (DTensor) -> recomputation -> sharded (FSDP2, HSDP) or replicated (DDP) data parallel. Pipelines cut the
 model first and apply the same recipe to each stage (`executor.training.pipeline`).
@@ -26,7 +26,6 @@ from sim.framework.chosen import sharded_alone, zero_of
 from sim.framework.framework import Framework
 from sim.plan import Plan
 from sim.rules import mesh_of
-from topologies.errors import Refused
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Shard
@@ -80,10 +79,6 @@ def parallelize(
     zero = zero_of(plan, habits) if p.dp_shard > 1 or sharded_alone(plan) else 0
     if zero >= 2:
         return shard(model, plan, mesh, zero, habits, experts)
-    if zero == 1:
-        raise Refused("stock training does not do zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2, or --how play")
-    if p.tp > 1:
-        raise Refused("stock training does not do DDP around tensor parallelism. Use dp_shard with zero = 3, or --how play")
     return reduced_in(habits.precision.reduce_dtype, replicate(model, plan, world, mesh, habits.data_parallel.broadcasts_buffers))
 
 
@@ -95,7 +90,7 @@ def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh, stat
     if not plan.comm.overlap:
         bucket = float(1 << 20)
     devices = [world.device.index] if world.kind == "cuda" else None
-    group = None if plan.data_ranks == world.size else data_mesh(plan, mesh).get_group()
+    group = None if plan.data_ranks == world.size else mesh["dp_replicate" if plan.parallel.dp_replicate > 1 else "dp_shard"].get_group()
     more: dict[str, Any] = {} if statistics else {"broadcast_buffers": False}
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, _tables(model))  # type: ignore[no-untyped-call]
     return DistributedDataParallel(model, device_ids=devices, bucket_cap_mb=bucket, process_group=group, **more)
@@ -105,14 +100,6 @@ def _tables(model: nn.Module) -> list[str]:
     """Buffers that are no state: every rank makes the same (rotary positions)."""
     kept = model.state_dict().keys()
     return [name for name, _ in model.named_buffers() if name not in kept]
-
-
-def data_mesh(plan: Plan, mesh: DeviceMesh) -> DeviceMesh:
-    """The one mesh axis that DDP averages over."""
-    p = plan.parallel
-    if p.dp_replicate > 1 and p.dp_shard > 1:
-        raise Refused("DDP over dp_replicate and dp_shard at once beside another axis: use one of the two, or zero = 3")
-    return mesh["dp_replicate" if p.dp_replicate > 1 else "dp_shard"]
 
 
 def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Framework, experts: DeviceMesh | None = None) -> nn.Module:
@@ -180,8 +167,6 @@ def _ends(block: nn.Module, name: str, sequence: bool, local: bool) -> dict[str,
 
     whole = Shard(1) if sequence else Replicate()
     if name == "embed":
-        if getattr(block, "positions", None) is not None:
-            raise Refused('stock training does not do learned positions under tensor parallelism. Use position = "rope", or --how play')
         return {"tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=whole)}
     styles: dict[str, ParallelStyle] = {"logits": ColwiseParallel(input_layouts=whole, output_layouts=Shard(-1), use_local_output=local)}
     return styles | ({"norm": SequenceParallel()} if sequence else {})
@@ -191,8 +176,6 @@ def _layer(block: nn.Module, sequence: bool) -> dict[str, ParallelStyle]:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
-    if not hasattr(block, "qkv"):
-        raise Refused("tensor parallelism of an MLP is not supported: use tp = 1")
     whole = Shard(1) if sequence else Replicate()
     styles: dict[str, ParallelStyle] = {"proj": RowwiseParallel(output_layouts=whole), "down": RowwiseParallel(output_layouts=whole)}
     for part in ("qkv", "up"):
@@ -252,11 +235,9 @@ def clip(model: nn.Module, mesh: DeviceMesh | None) -> None:
 
 
 def recompute(model: nn.Module, plan: Plan) -> None:
-    """Whole layers run again in backward. Selective recomputation is what fused attention does by itself."""
+    """Whole layers run again in backward."""
     if plan.memory.recompute == "none":
         return
-    if plan.memory.recompute == "selective":
-        raise Refused('stock training does not do memory.recompute = "selective". Use "none" (fused attention keeps no scores) or "full"')
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     blocks = dict(model.named_children())

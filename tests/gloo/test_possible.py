@@ -64,6 +64,8 @@ def test_why_a_plan_is_played_alone() -> None:
 
     assert why() == ""
     assert why(update={"aggregate": "cpu"}) == "sums on the host are not done by stock training"
+    deep, both = TINY["model"] | {"widths": [64] * 3}, {"pp": 2, "dp_replicate": 2, "dp_shard": 2, "zero": 0}
+    assert why(model=deep, parallel=both, batch={"micro": 1, "global": 8}).startswith("DDP over dp_replicate and dp_shard at once")
     assert why(parallel={"dp_shard": 2, "zero": 1}) == "zero = 1: PyTorch's FSDP2 splits gradients too. Use zero = 2"
 
 
