@@ -29,6 +29,8 @@ BYTES = {
     "int8": 1.0,
 }
 """Bytes of one element as it is stored; tf32 is a mode of fp32 storage."""
+EXACT = ("fp32", "fp64")
+"""Dtypes whose products are not those of 16-bit or narrower matrix units, which clocks, draws and tiles were fitted on."""
 
 
 class _Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -13,7 +13,7 @@ import msgspec
 from sim.cost.device import STORED, as_sold, choose, document, peak_flops
 from sim.cost.price import Source
 from sim.cost.tiles import GemmFit, gemm_seconds
-from sim.work import ALIGNED, BYTES, LINE, Gemm, GroupedGemm, product_bytes, row_alignment
+from sim.work import ALIGNED, BYTES, EXACT, LINE, Gemm, GroupedGemm, product_bytes, row_alignment
 from topologies.devices import gpu as find_gpu
 from topologies.hardware import Gpu
 
@@ -112,7 +112,7 @@ def power_between(gpu: Gpu, name: str, dtype: str) -> float:
     or of fp32 ones for products on those (AMD's fp32 runs on matrix units)."""
     other, peaks = _reference(name), as_sold(gpu).flops
     key = "bf16" if "bf16" in peaks else "fp16" if "fp16" in peaks else "fp32"
-    if dtype in ("fp32", "fp64") and gpu.arch.startswith("sm"):
+    if dtype in EXACT and gpu.arch.startswith("sm"):
         key = "fp32"
     if not gpu.power or not other.power or key not in other.flops:
         return 1.0

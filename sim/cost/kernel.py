@@ -12,7 +12,7 @@ from sim.cost.gemm import BEST, gemm_cost, grouped_cost, power_ratio
 from sim.cost.memory_bound import memory_bound_cost
 from sim.cost.price import Cost, Source
 from sim.cost.sustained import is_narrow, training_clock, vector_clock
-from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
+from sim.work import EXACT, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
 
@@ -86,7 +86,7 @@ def _matrix(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, efficiency: s
 
 def _training(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu) -> float:
     """Clock of the matrix units in training (`training_clock`). fp32 without them keeps the board's but where it is known to reach the limit."""
-    if work.dtype in ("fp32", "fp64"):
+    if work.dtype in EXACT:
         return vector_clock(gpu)
     return _assumed[0][is_narrow(work.dtype)] if _assumed else training_clock(gpu, work.dtype)[0]
 

@@ -22,7 +22,7 @@ from sim.cost.calibration import Calibration
 from sim.cost.kernel import own_part
 from sim.cost.price import Pricer
 from sim.program import HOST, Op, Program
-from sim.work import Attention, HostWork, MemoryBound
+from sim.work import EXACT, Attention, HostWork, MemoryBound
 from topologies.graph import Topology
 from topologies.hardware import Gpu
 
@@ -30,7 +30,6 @@ _AT_LIMIT = 0.985
 """A clock below this is held down: events and boards differ by less."""
 _LEAST, _MOST = 1.0, 3.0
 """Of the exponent."""
-_EXACT = ("fp32", "fp64")
 Turn = tuple[int, ...]
 """Products, passes and attentions in one turn of a loop: the shape of a row."""
 WAITING, PASSES, ATTENTION = (0, 0, 0), (0, 1, 0), (0, 0, 1)
@@ -131,6 +130,6 @@ def _kinds(op: Op, seconds: float, gpu: Gpu, clock: float) -> tuple[float, float
     which no matrix units do, draw as passes over memory (assumed; nothing tells that they reach the limit: `vector_clock`)."""
     if any(isinstance(work, Attention) for work in op.works):
         return 0.0, seconds, 0.0
-    products = [work for work in op.works if not isinstance(work, (Attention, HostWork, MemoryBound)) and work.dtype not in _EXACT]
+    products = [work for work in op.works if not isinstance(work, (Attention, HostWork, MemoryBound)) and work.dtype not in EXACT]
     matrix = min(seconds, sum(own_part(work, gpu, math.inf) for work in products) / clock)
     return matrix, 0.0, seconds - matrix if len(products) < len(op.works) else 0.0

@@ -13,7 +13,7 @@ from sim.cost.calibration import Calibration, Sample
 from sim.cost.kernel import kernel_cost
 from sim.cost.points import attention_of, product_of
 from sim.cost.timed import Prices
-from sim.work import Attention, Gemm, Work
+from sim.work import EXACT, Attention, Gemm, Work
 from topologies.hardware import Gpu
 
 
@@ -37,7 +37,7 @@ class Stairs:
 
     def factor(self, work: Work) -> float:
         """1 for works of other kinds than products and attention, and for exact fp32: its kernels have other tiles than those that the model was fitted on."""
-        if not isinstance(work, (Gemm, Attention)) or work.dtype in ("fp32", "fp64"):
+        if not isinstance(work, (Gemm, Attention)) or work.dtype in EXACT:
             return 1.0
         line, _ = self._lines.price(work)
         return self._model(work) / line if line > 0 else 1.0
