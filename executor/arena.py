@@ -29,6 +29,13 @@ RECENT = 8 << 20
 """Bytes of the ring of activations: within the caches of server CPUs, and a fifth of an A100's L2."""
 
 
+def too_large(what: str, limit: int) -> BadInput:
+    """Why what alone takes more than `limit` bytes is not played."""
+    return BadInput(
+        f"{what} is over the {show_size(limit)} that this device has for it. Use a smaller batch.micro or seq_len, or a device with more memory"
+    )
+
+
 class Ring:
     """A flat buffer that hands out tensors one after the other and wraps around."""
 
@@ -42,10 +49,7 @@ class Ring:
         """A tensor of small numbers. Raises `BadInput` when it alone is larger than the limit."""
         need = max(1, math.prod(shape)) * dtype.itemsize
         if need > self._limit:
-            raise BadInput(
-                f"a {self._what} buffer of {show_size(need)} is over the {show_size(self._limit)} that this device has for it. "
-                "Use a smaller batch.micro or seq_len, or a device with more memory"
-            )
+            raise too_large(f"a {self._what} buffer of {show_size(need)}", self._limit)
         if self._at + need > self._flat.numel():
             if self._flat.numel() < min(self._limit, max(self._size, _NEIGHBOURS * need)):
                 self._grow(need)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 import msgspec
@@ -16,6 +16,8 @@ from topologies.machine import Machine
 MOST_NODES = 1 << 20
 SEVERAL = "one cluster of both is 'A + B', and to compare them put on=A,B into the space of a sweep"
 """What to write in place of machines by comma."""
+ON_NODE = re.compile(r"n(\d{1,7})/(.+)\Z")
+"""`n3/gpu0`: a vertex or a memory bus of node 3 in full, as `full` writes it."""
 _TERM = re.compile(r"(?:(\d{1,9})\s*[xX*]\s*)?([^\s+]+?)(?::(\d{1,6}))?\Z")
 
 
@@ -76,6 +78,15 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         runs = tuple(msgspec.structs.replace(run, machine=change(run.machine)) for run in self.runs)
         special = {node: change(machine) for node, machine in self.special.items()}
         return msgspec.structs.replace(self, runs=runs, special=special)
+
+
+def full(node: int, links: Iterable[str]) -> tuple[str, ...]:
+    """`gpu0>sw0` on node 3 -> `n3/gpu0>n3/sw0`."""
+    found = []
+    for link in links:
+        a, arrow, b = link.partition(">")
+        found.append(f"n{node}/{a}>n{node}/{b}" if arrow else f"n{node}/{a}")
+    return tuple(found)
 
 
 def parse(expression: str) -> tuple[Term, ...]:

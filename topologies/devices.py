@@ -182,16 +182,19 @@ def _nic(data: object, where: str, name: str, base: Nic | None = None) -> Nic:
     )
 
 
+STORE_RATES = ("read", "write", "stream", "total_read", "total_write")
+"""Of a `Store`, bytes per second each."""
+
+
 def read_store(value: object, where: str) -> Store:
     """A shared store from a table; absent fields keep the defaults of `Store`."""
-    rates = ("read", "write", "stream", "total_read", "total_write")
-    table = Table({} if value is None else value, where, ("name", *rates, "latency", "source"))
+    table = Table({} if value is None else value, where, ("name", *STORE_RATES, "latency", "source"))
     b = Store()
     return Store(
         name=table.text("name", b.name),
         latency=table.duration("latency", b.latency),
         source=table.text("source", "" if value else b.source),
-        **{rate: table.rate(rate, getattr(b, rate)) for rate in rates},
+        **{rate: table.rate(rate, getattr(b, rate)) for rate in STORE_RATES},
     )
 
 

@@ -6,11 +6,10 @@ import re
 
 import msgspec
 
-from topologies.cluster import Cluster
+from topologies.cluster import ON_NODE, Cluster
 from topologies.errors import BadInput, UnknownName
 from topologies.machine import Link, Machine, check
 
-_ON_NODE = re.compile(r"n(\d{1,7})/(.+)\Z")
 WITHOUT = ("nvswitch", "nvlink", "nic", "p2p", "spine")
 
 
@@ -49,7 +48,7 @@ def fail(cluster: Cluster, value: str) -> Cluster:
 
 def _node(cluster: Cluster, name: str) -> tuple[int | None, str]:
     """(node or None for all nodes, short name)."""
-    match = _ON_NODE.match(name)
+    match = ON_NODE.match(name)
     if not match:
         return None, name
     node = int(match.group(1))

@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from topologies.affinity import NicUse, nearest
-from topologies.cluster import Cluster
+from topologies.cluster import ON_NODE, Cluster, full
 from topologies.hardware import Cpu, Gpu
 from topologies.machine import Link, Machine
 from topologies.route import Router
 
 _EQUAL = 1.0 + 1e-9
-_NODE = re.compile(r"n(\d{1,7})/(.+)\Z")
 
 
 class Site:
@@ -114,7 +113,7 @@ class Rates(Mapping[str, float]):
         if a.startswith("net/") and b.startswith("net/"):
             return self._uplink(name, a, b)
         inner, outer = (b, a) if a.startswith("net/") else (a, b)
-        match = _NODE.match(inner)
+        match = ON_NODE.match(inner)
         if not match or int(match.group(1)) >= self._cluster.nodes:
             raise KeyError(name)
         node, short = int(match.group(1)), match.group(2)
@@ -181,9 +180,7 @@ class Rates(Mapping[str, float]):
         fabric = self._cluster.fabric
         for node in range(self._cluster.nodes):
             site = self._sites[node]
-            for short in site.machine.links:
-                a, arrow, b = short.partition(">")
-                yield f"n{node}/{a}>n{node}/{b}" if arrow else f"n{node}/{a}"
+            yield from full(node, site.machine.links)
             if self._cluster.nodes > 1:
                 for nic, rail in site.rails.items():
                     yield from self._both(f"n{node}/{nic}", fabric.leaf(node, rail))

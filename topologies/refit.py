@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from topologies.devices import overlay, read_disk, read_store
+from topologies.devices import STORE_RATES, overlay, read_disk, read_store
 from topologies.errors import BadInput
 from topologies.hardware import Store
 from topologies.machine import Link, Machine
@@ -47,7 +47,7 @@ def refit(machine: Machine, part: str, field: str, value: str) -> Machine:
 
 
 def _store(store: Store, table: dict[str, object], where: str) -> Store:
-    rates = {name: f"{getattr(store, name)!r} B/s" for name in ("read", "write", "stream", "total_read", "total_write")}
+    rates = {name: f"{getattr(store, name)!r} B/s" for name in STORE_RATES}
     rest = {"name": store.name, "latency": f"{store.latency!r} s", "source": store.source}
     return read_store({name: rate for name, rate in (rates | rest).items() if rate != "0.0 B/s"} | table, where)
 

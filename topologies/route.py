@@ -112,14 +112,14 @@ class Router:
     def _through_memory(self, a: str, b: str, tree: Leg) -> Leg | None:
         """Written to the memory next to `a`, read from there by `b`: the DRAM bus is crossed twice."""
         home = self.machine.home(a)
-        rise = self.machine.chain(a)
+        rise = self._chain(a)
         write = [f"{u}>{v}" for u, v in pairwise(rise[: rise.index(home) + 1])]
         bus = self.machine.memory_bus(home)
         read = self._from(home, b)
         return Leg((*write, bus, bus, *read), tree.kind, staged=True) if read is not None else None
 
-    def _from(self, home: str, device: str) -> tuple[str, ...] | None:
-        leg = self.tree(home, device)
+    def _from(self, a: str, b: str) -> tuple[str, ...] | None:
+        leg = self.tree(a, b)
         return leg.links if leg else None
 
     def host(self, gpu: str, to_device: bool) -> Leg:
@@ -127,10 +127,10 @@ class Router:
         machine = self.machine
         home = machine.home(gpu)
         bus = machine.memory_bus(home)
-        c2c = any(machine.links[f"{gpu}>{up}"].kind == "c2c" for up in (machine.up.get(gpu, ""),) if f"{gpu}>{up}" in machine.links)
+        up = machine.links.get(f"{gpu}>{machine.up.get(gpu, '')}")
+        kind = "C2C" if up is not None and up.kind == "c2c" else "PHB"
         engine = f"{gpu}>{gpu}.h2d" if to_device else f"{gpu}.d2h>{gpu}"
         engine = engine if engine in machine.links else f"copy@{gpu}"
         if to_device:
-            return Leg((bus, *(self._from(home, gpu) or ()), engine), "C2C" if c2c else "PHB")
-        back = self.tree(gpu, home)
-        return Leg((engine, *(back.links if back else ()), bus), "C2C" if c2c else "PHB")
+            return Leg((bus, *(self._from(home, gpu) or ()), engine), kind)
+        return Leg((engine, *(self._from(gpu, home) or ()), bus), kind)

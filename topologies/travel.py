@@ -6,10 +6,10 @@ the target's rail first (NCCL's PXN, 2.12), and else over a spine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 
 from topologies.affinity import NicUse
+from topologies.cluster import full
 from topologies.errors import BadInput
 from topologies.fabric import Fabric
 from topologies.rates import Site
@@ -39,7 +39,7 @@ def across(fabric: Fabric, a: End, b: End) -> tuple[tuple[str, ...], str, bool]:
     use_b = _use(b)
     nic_b = use_b.names[node_a % len(use_b.names)]
     rail = site_b.rails[nic_b]
-    first, nic_a, kind = _leave(fabric, a, node_b, rail)
+    first, nic_a = _leave(a, node_b, rail)
     leaf_a, leaf_b = fabric.leaf(node_a, site_a.rails[nic_a]), fabric.leaf(node_b, rail)
     between: tuple[str, ...] = (leaf_a,)
     if leaf_a != leaf_b:
@@ -52,25 +52,25 @@ def across(fabric: Fabric, a: End, b: End) -> tuple[tuple[str, ...], str, bool]:
     hops = (f"n{node_a}/{nic_a}", *between, f"n{node_b}/{nic_b}")
     last = _near(site_b, nic_b, slot_b, inward=True)
     links = (*full(node_a, first.links), *(f"{u}>{v}" for u, v in pairwise(hops)), *full(node_b, last.links))
-    return links, kind, first.staged or last.staged
+    return links, "PXN" if first.kind == "PXN" else "NET", first.staged or last.staged
 
 
-def _leave(fabric: Fabric, a: End, node_b: int, rail: int) -> tuple[Leg, str, str]:
-    """(the way to the NIC, the NIC, NET or PXN) of the sender."""
+def _leave(a: End, node_b: int, rail: int) -> tuple[Leg, str]:
+    """The sender's way to a NIC, and that NIC: its own on the receiver's rail, or over NVLink another GPU's there (PXN), or its own on another."""
     _, site, slot = a
     use = _use(a)
     own = [nic for nic in use.names if site.rails[nic] == rail]
     if own:
-        return _near(site, own[0], slot), own[0], "NET"
-    if fabric.rails > 1 and site.machine.gpus:
+        return _near(site, own[0], slot), own[0]
+    if site.machine.gpus:
         gpu = site.device(slot)
         owner = site.owner(rail, gpu)
         if owner is not None:
             over, out = site.router.leg(gpu, owner[0]), site.router.leg(*owner)
             assert over is not None and out is not None
-            return Leg(over.links + out.links, "PXN", out.staged), owner[1], "PXN"
+            return Leg(over.links + out.links, "PXN", out.staged), owner[1]
     nic = use.names[node_b % len(use.names)]
-    return _near(site, nic, slot), nic, "NET"
+    return _near(site, nic, slot), nic
 
 
 def _use(end: End) -> NicUse:
@@ -97,12 +97,3 @@ def _near(site: Site, nic: str, slot: int, inward: bool = False) -> Leg:
     if leg is None:
         raise BadInput(f"machine '{site.machine.name}' is disconnected: {device} and {nic} are not joined")
     return leg
-
-
-def full(node: int, links: Iterable[str]) -> tuple[str, ...]:
-    """`gpu0>sw0` on node 3 -> `n3/gpu0>n3/sw0`."""
-    found = []
-    for link in links:
-        a, arrow, b = link.partition(">")
-        found.append(f"n{node}/{a}>n{node}/{b}" if arrow else f"n{node}/{a}")
-    return tuple(found)

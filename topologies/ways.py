@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from topologies.build import ASSUMED_DRAM
+from topologies.cluster import full
 from topologies.fabric import Fabric
 from topologies.path import Path
 from topologies.rates import Rates
-from topologies.travel import End, across, full, inside
+from topologies.travel import End, across, inside
 
 
 class Ways:

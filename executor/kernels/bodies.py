@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from executor.arena import Arena
+from executor.arena import Arena, too_large
 from executor.kernels.backward import backward
 from executor.kernels.memory_bound import memory_kernel
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
-from topologies.errors import BadInput, Refused
+from topologies.errors import Refused
 from topologies.units import show_size
 
 Body = Callable[[], object]
@@ -49,10 +49,7 @@ def dtype_of(name: str) -> torch.dtype:
 def body(work: Work, arena: Arena) -> Body:
     """All repetitions of `work` as one call. Raises `BadInput` where one kernel's data do not fit into the arena's limit."""
     if work.bytes / work.repeat > arena.limit:
-        raise BadInput(
-            f"a kernel of {show_size(work.bytes / work.repeat)} ({work}) is over the {show_size(arena.limit)} that this device has for it. "
-            "Use a smaller batch.micro or seq_len, or a device with more memory"
-        )
+        raise too_large(f"a kernel of {show_size(work.bytes / work.repeat)} ({work})", arena.limit)
     if work.repeat == 1:
         return _once(work, arena)
     each = [_once(work, arena) for _ in range(min(work.repeat, math.ceil(_APART * work.repeat / max(1.0, work.bytes))))]

@@ -17,7 +17,7 @@ from executor.players.lanes import DONE, Flag, Mark, is_comm, make_lanes
 from executor.players.player import Player, now
 from executor.players.servers import Server, start_servers
 from executor.ranks.world import World
-from sim.program import HOST, MEETING, Call, Op, Program
+from sim.program import HOST, MEETING, ORDERS, Call, Op, Program
 
 
 class InlinePlayer(Player):
@@ -92,7 +92,7 @@ class InlinePlayer(Player):
         if op.kind in MEETING:
             if self._communicate(op, mark):
                 return
-        elif op.kind in ("record", "wait", "sync"):
+        elif op.kind in ORDERS:
             self._order(call, op, turn)
         else:
             self._bodies[id(op)]()

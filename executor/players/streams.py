@@ -29,7 +29,7 @@ from executor.players.events import Cuda, wake
 from executor.players.feeder import Crossing, Kept
 from executor.players.player import Beside, Player, now
 from executor.ranks.world import World
-from sim.program import HOST, MEETING, Call, Op, Program
+from sim.program import EVENTS, HOST, MEETING, ORDERS, Call, Op, Program
 from topologies.errors import Refused
 
 _DEVICE = ("compute", "copy", "collective", "send", "recv")
@@ -228,7 +228,7 @@ class StreamPlayer(Player):
 
     def _one(self, call: Call, op: Op, turn: int, pair: Pair | None) -> float:
         """Runs or launches an op. The moment at which that was done, before the host waits for anything."""
-        if op.kind in ("record", "wait", "sync"):
+        if op.kind in ORDERS:
             self._order(call, op, turn)
         elif id(op) not in self._queued:
             self._bodies[id(op)]()
@@ -241,7 +241,7 @@ class StreamPlayer(Player):
             if pair is not None:
                 pair[1].record(stream)
         through, queued = now(), id(op) in self._queued
-        if op.kind == "host" or (op.lane != HOST and (op.kind in ("record", "wait") or (queued and op.how != "pageable"))):
+        if op.kind == "host" or (op.lane != HOST and (op.kind in EVENTS or (queued and op.how != "pageable"))):
             self._paid(self._meant[id(op)])
             if not (queued and op.blocking):
                 return through if op.kind != "host" else now()

@@ -18,10 +18,10 @@ from sim.engine.inorder.run import alone_in_order
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone
 from sim.mesh import Mesh
-from sim.program import COMPUTE, HOST, MEETING, Op, Program
+from sim.program import COMPUTE, EVENTS, HOST, MEETING, Op, Program
 from topologies.graph import Topology
 
-_LAUNCHED = frozenset({"record", "wait", *MEETING})
+_LAUNCHED = frozenset({*EVENTS, *MEETING})
 """Kinds of which a GPU's rank by itself pays for the launch, each time the same."""
 
 
