@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     import networkx
 
 
-def graph(cluster: Cluster, places: Mapping[int, Site], rates: Mapping[str, float], nodes: int) -> networkx.DiGraph[Any]:
+def graph(cluster: Cluster, places: Mapping[int, Site], rates: Rates, nodes: int) -> networkx.DiGraph[Any]:
     """Vertices (`kind`, `node`, `label`) and directed edges (`kind`, `rate` in bytes/s, `latency` in s) of the first
     `nodes` nodes, with their NICs' leaves and, where leaves are joined, the spines."""
     import networkx
 
-    assert isinstance(rates, Rates)
     found: networkx.DiGraph[Any] = networkx.DiGraph(name=cluster.name)
     for node in range(min(nodes, cluster.nodes)):
         _node(found, node, places[node])

@@ -17,6 +17,8 @@ R = TypeVar("R")
 BACKENDS = ("local", "dask", "ray")
 _WAVE = 4
 """Chunks for each of Ray's workers between two looks at the results."""
+_PATIENCE = 10.0
+"""Seconds for a scheduler to answer."""
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def cluster(backend: str, address: str) -> Iterator[Cluster]:
         with joblib.parallel_config(backend="loky" if backend == "local" else backend):
             yield Cluster(joblib, backend)
     finally:
-        if client is not None and hasattr(client, "close"):
+        if client is not None:
             client.close()
 
 
@@ -64,7 +66,7 @@ def _connect(backend: str, address: str) -> Any:
         raise BadInput(f"--backend {backend} needs --address of a running scheduler, e.g. tcp://host:8786")
     try:
         if backend == "dask":
-            return import_module("distributed").Client(address, timeout=10)
+            return import_module("distributed").Client(address, timeout=_PATIENCE)
         import ray
         from ray.util.joblib import register_ray
 
@@ -82,7 +84,7 @@ def _reachable(address: str) -> None:
     """Raises `OSError` where nothing listens: Ray itself would try for a minute, then end the process. Words like "auto" pass."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=10).close()
+        socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
 
 
 class _Joined:

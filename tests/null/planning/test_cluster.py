@@ -52,8 +52,9 @@ def test_ray_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(row.key for row in there.rows) == sorted(row.key for row in here.rows)
 
 
-def test_no_scheduler_there(tmp_path: Path) -> None:
+def test_no_scheduler_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason='the extra "sweep" is not installed')
+    monkeypatch.setattr("sim.planning.sweeps.cluster._PATIENCE", 0.5)
     with pytest.raises(BadInput, match="--address"):
         _sweep(tmp_path / "a.sqlite", backend="dask")
     with pytest.raises(BadInput, match=r"no dask scheduler answers at tcp://127\.0\.0\.1:9"):
