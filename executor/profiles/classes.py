@@ -55,7 +55,7 @@ def classify(op: str, part: str) -> str:
         return whole
     name = op.removeprefix("aten::")
     for cls, words in CLASSES:
-        if any(name == word or word in name for word in (words if cls != "gemm" else ())) or (cls == "gemm" and name in words):
+        if name in words if cls == "gemm" else any(word in name for word in words):
             return cls
     return _BY_PART.get(last, "elementwise")
 
