@@ -121,7 +121,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
 
 def _explained(desk: Desk, explained: Explanation) -> None:
     """Three tables: resources, the critical path, and changes of plan."""
-    from sim.planning.explain.explanation import SHOWN, UNFIT
+    from sim.planning.explain.explanation import SHOWN, UNFIT_YET
     from topologies.units import show_duration
 
     found = _plain(explained)
@@ -133,7 +133,7 @@ def _explained(desk: Desk, explained: Explanation) -> None:
         "step_time_s": found["step_time_s"],
         "80 % interval": f"{low} to {high}",
     }
-    head |= {"verdict": found["verdict"]} | ({} if found["fits"] else {"memory": UNFIT})
+    head |= {"verdict": found["verdict"]} | ({} if found["fits"] else {"memory": UNFIT_YET})
     desk.show(head, False, "what faster resources are worth")
     path = [{"class": name, "time_s": spent, "share": spent / explained.step_time_s} for name, spent in explained.path[:SHOWN]]
     desk.show({"rows": path}, False, "critical path")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sim.files.machinefile import machine_words
+from sim.memory.report import UNFIT
 from sim.plan import Plan
 from sim.planning.explain.neighbours import neighbours
 from sim.planning.explain.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, link_kinds
@@ -23,7 +24,7 @@ from sim.setting.bind import Setting, bind
 from sim.tables import Tabular
 from topologies.errors import SteptwinError
 
-UNFIT = "DOES NOT FIT into memory; only changes that do are proposed (`steptwin predict` says what is missing)"
+UNFIT_YET = f"{UNFIT}; only changes that do are proposed"
 TRIES = 8
 """Changes of plan that are simulated in full."""
 SHOWN = 10
@@ -64,7 +65,7 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         step = self.step_time_s
         head = [f"{self.plan} on {self.topology}"] if self.plan else []
-        lines = [*head, f"step {step * 1e3:,.3f} ms, {self.verdict}", *([] if self.fits else [UNFIT]), "", "critical path"]
+        lines = [*head, f"step {step * 1e3:,.3f} ms, {self.verdict}", *([] if self.fits else [UNFIT_YET]), "", "critical path"]
         lines += [f"  {name:<22} {seconds * 1e3:12,.3f} ms  {seconds / step:6.1%}" for name, seconds in self.path[:SHOWN]]
         lines += ["", f"  {'resource':<22} {'without limit':>15}  elasticity  +10 %: path  simulated"]
         for one in self.sensitivities:
