@@ -239,9 +239,9 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
 
 def keep_run(folder: Path, plan: Plan, program: Program | None, found: dict[str, Any], trace: Trace) -> None:
     """Plan, machine, program, environment, summary and trace of a run, whole each."""
-    from sim.files.chrome import write_trace
+    from sim.files.chrome import write_run
     from sim.files.inputs import write_inputs
 
     write_inputs(folder, plan, program, machine_files(machines()))
     write_json(folder / f"summary-{found['how']}.json", found)  # what was trained and what was played share a folder
-    write_trace(trace, folder / f"{trace.origin}.json.gz")
+    write_run(trace, folder)

@@ -17,7 +17,7 @@ from reports.pages.topology import topology_page
 from reports.pages.validation import write_validation
 from reports.scene import scene
 from sim.align import Comparison
-from sim.files.chrome import write_trace
+from sim.files.chrome import write_run
 from sim.files.inputs import write_inputs
 from sim.files.runs import write_atomic, write_json
 from sim.plan import Plan
@@ -42,7 +42,7 @@ def write_prediction(
     `write_inputs`."""
     write_inputs(folder, plan, program, beside)
     write_json(folder / "summary.json", dict(summary))
-    write_trace(trace, folder / PREDICTED)
+    write_run(trace, folder)
     seen = scene(plan, program, trace, topology, PREDICTED)
     return write_atomic(folder / "report.html", prediction_page(plan.name or plan.model_name, summary, trace, seen))
 
@@ -64,7 +64,7 @@ def write_comparison(
     write_inputs(folder, plan, program, beside)
     write_json(folder / "summary.json", {"prediction": dict(summary), "comparison": dict(result)})
     for trace in traces:
-        write_trace(trace, folder / f"{trace.origin}.json.gz")
+        write_run(trace, folder)
     seen = scene(plan, program, traces[0], topology, PREDICTED)
     return write_atomic(folder / "report.html", comparison_page(plan.name or plan.model_name, summary, traces, found, times, notes, seen))
 

@@ -143,7 +143,8 @@ def timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Seq
     page.figure(timeline(traces, [rank for rank, _ in chosen]))
     for file in files:
         if file:
-            page.link("Every op of every traced rank:", file, "opens in Perfetto (ui.perfetto.dev), chrome://tracing and Meta's HTA.")
+            hta = f"Meta's HTA takes the folder hta/{file.removesuffix('.json.gz')} beside it, with a file for each of these ranks."
+            page.link("Every op of every traced rank:", file, f"opens in Perfetto (ui.perfetto.dev) and chrome://tracing. {hta}")
 
 
 def _mean(summary: Mapping[str, Any], trace: Trace) -> str:

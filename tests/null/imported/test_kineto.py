@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import steptwin
 from sim.cost.price import Cost
 from sim.engine.run import simulate
-from sim.files.chrome import to_kineto, write_trace
+from sim.files.chrome import to_kineto, write_run, write_trace
 from sim.imported import kineto
 from sim.imported.kineto import read_trace
 from sim.mesh import Mesh
@@ -116,13 +116,26 @@ def test_traces_that_are_too_large_are_refused(name: str, tmp_path: Path, monkey
         read_trace(tmp_path / name)
 
 
+def test_a_run_keeps_its_trace_whole_and_rank_by_rank(tmp_path: Path) -> None:
+    """HTA takes a file for one rank, and all that lie in a folder: those of an earlier plan must not stay."""
+    trace = two_ranks()
+    stale = tmp_path / "hta" / "predicted" / "rank7.json.gz"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"")
+    whole = write_run(trace, tmp_path)
+    assert whole.read_bytes() == write_trace(trace, tmp_path / "all.json.gz").read_bytes()
+    files = sorted(stale.parent.iterdir())
+    assert [file.name for file in files] == ["rank0.json.gz", "rank1.json.gz"]
+    for rank, file in enumerate(files):
+        assert file.read_bytes() == write_trace(trace, tmp_path / "one.json.gz", rank).read_bytes()
+        assert json.loads(gzip.decompress(file.read_bytes())) == to_kineto(trace, rank)
+
+
 @pytest.mark.no_cover
 def test_hta_loads_a_prediction_and_finds_the_overlap(tmp_path: Path) -> None:
     hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
-    trace = two_ranks()
-    for rank in (0, 1):
-        write_trace(trace, tmp_path / f"rank{rank}.json.gz", rank)
-    analysis = hta.TraceAnalysis(trace_dir=str(tmp_path))
+    write_run(two_ranks(), tmp_path)
+    analysis = hta.TraceAnalysis(trace_dir=str(tmp_path / "hta" / "predicted"))
     overlap = analysis.get_comm_comp_overlap(visualize=False)
     assert list(overlap["rank"]) == [0, 1]
     assert list(overlap["comp_comm_overlap_pctg"]) == pytest.approx([66.67, 66.67], abs=0.1)  # 2 of 3 ms beside compute
