@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     PlanLike: TypeAlias = Plan | str | Path | dict[str, Any]
     Machine: TypeAlias = Topology | str | Path
+    Prices: TypeAlias = Mapping[str, float] | str | Path
 
 __version__ = "0.1.0"
 __all__ = ["BadInput", "Jitter", "Refused", "RunFailed", "SteptwinError", "UnitError", "UnknownName", "capacity", "compare", "explain", "faults",
@@ -137,12 +138,12 @@ def marked(model: nn.Module, **options: Any) -> AbstractContextManager[None]:
 
 
 def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: str, file: str | Path | None = None, *, workers: int = 1,
-          backend: str = "", address: str = "", prices: dict[str, float] | None = None, every: str = "", edits: tuple[str, ...] = (),
+          backend: str = "", address: str = "", prices: Prices | None = None, every: str = "", edits: tuple[str, ...] = (),
           say: Callable[[str], None] | None = None) -> Sweep:  # fmt: skip
     """Every plan of `"tp=1,2,4 pp=1..8 gpus=64"`, `{"tp": [1, 2, 4]}`, or of all sensible ones on so many GPUs (`512`, `"auto=512 nic.rate=200
     Gbit/s,400 Gbit/s"`). Results are kept in `file`
-    (SQLite) and gone on with. `prices`: money per GPU-hour by machine; `every`: also what cannot be better, "short" or "whole"; `workers` processes,
-    or joblib's `backend` at `address`; `say` is told how far it is. Raises `BadInput`."""
+    (SQLite) and gone on with. `prices`: money per GPU-hour by machine, or a file of it; `every`: also what cannot be better, "short" or
+    "whole"; `workers` processes, or joblib's `backend` at `address`; `say` is told how far it is. Raises `BadInput`."""
     from sim.files.planfile import read_plan
     from sim.planning.sweeps.auto import expanded
     from sim.planning.sweeps.space import parse_space
@@ -151,8 +152,9 @@ def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: st
     base = read_plan(plan)
     points = expanded(base, parse_space({"auto": [space]} if isinstance(space, int) else space), on, edits)
     path = Path(file) if file is not None else None
+    money = _prices(prices)
     return _shown(
-        find(base, points, on, path, workers=workers, backend=backend, address=address, prices=prices, every=every, edits=edits, say=say)
+        find(base, points, on, path, workers=workers, backend=backend, address=address, prices=money, every=every, edits=edits, say=say)
     )
 
 
@@ -165,16 +167,22 @@ def explain(plan: PlanLike, on: Machine, *, edits: tuple[str, ...] = (), tries: 
 
 
 def capacity(plan: PlanLike, on: Machine, tokens: float | str, *, how: Reliability | None = None, checkpoint: float | None = None,
-             prices: dict[str, float] | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
+             prices: Prices | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
     """Days, GPU-hours, joules, money, goodput for `tokens` (15e12 or "15T"; samples for images). `how`: what fails how often; `checkpoint`:
-    seconds that one stalls training for (unsaid: the plan's own); `prices`: money per GPU-hour by machine. Raises `BadInput`."""
+    seconds that one stalls training for (unsaid: the plan's own); `prices`: money per GPU-hour by machine, or a file of it. Raises `BadInput`."""
     from sim.files.planfile import load_plan
     from sim.planning.capacity.capacity import capacity as find
     from topologies.units import count
 
     amount = count(tokens, "tokens") if isinstance(tokens, str) else tokens
     machine = str(on) if isinstance(on, Path) else on
-    return _shown(find(load_plan(plan), machine, amount, how=how, checkpoint=checkpoint, prices=prices, seed=seed, edits=edits))
+    return _shown(find(load_plan(plan), machine, amount, how=how, checkpoint=checkpoint, prices=_prices(prices), seed=seed, edits=edits))
+
+
+def _prices(prices: Prices | None) -> dict[str, float] | None:
+    from sim.planning.capacity.capacity import load_prices
+
+    return None if prices is None else load_prices(prices)
 
 
 def spread(plan: PlanLike, on: Machine, draws: int = 1000, seed: int = 0, *, jitter: Jitter | None = None,

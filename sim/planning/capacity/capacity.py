@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,16 +125,17 @@ def amount(tokens: float | None = None, epochs: float | None = None, dataset: fl
     return found
 
 
-def load_prices(path: Path) -> dict[str, float]:
-    """Money per GPU-hour by machine, from TOML: `dgx-h100 = 2.5`; a file of one's own goes by the `name` in it. `"oversubscription=2" = -0.2` is what
-    a change of the machine adds. Raises `BadInput`."""
-    table = read_toml(path, "price file")
+def load_prices(source: Mapping[str, float] | str | Path) -> dict[str, float]:
+    """Money per GPU-hour by machine, from TOML or a mapping: `dgx-h100 = 2.5`; a file of one's own goes by the `name` in it. `"oversubscription=2" =
+    -0.2` is what a change of the machine adds. Raises `BadInput`."""
+    where = "prices" if isinstance(source, Mapping) else f"price file {source}"
+    table: Mapping[str, object] = source if isinstance(source, Mapping) else read_toml(Path(source), "price file")
     prices = table.get("per_gpu_hour", table)
-    if not isinstance(prices, dict):
-        raise BadInput(f"price file {path}: per_gpu_hour must be a table of prices by machine")
+    if not isinstance(prices, Mapping):
+        raise BadInput(f"{where}: per_gpu_hour must be a table of prices by machine")
     for name, price in prices.items():
         if isinstance(price, bool) or not isinstance(price, (int, float)) or not (-1e12 if "=" in name else 0) <= price < 1e12:
-            raise BadInput(f"price file {path}: {name} = {str(price)[:40]} is no price per GPU-hour (a number that is not negative)")
+            raise BadInput(f"{where}: {name} = {str(price)[:40]} is no price per GPU-hour (a number that is not negative)")
     return {name: float(price) for name, price in prices.items()}
 
 

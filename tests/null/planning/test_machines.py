@@ -91,6 +91,9 @@ def test_a_price_is_of_what_is_changed_too(tmp_path: Path) -> None:
         price_of(prices | {"pod=1": -4.0}, ON, edits=("pod=1",))
     told = steptwin.capacity(PLAN, ON, 1e9, prices=prices, edits=("gpu=h200-sxm",))
     assert told.money == pytest.approx(3.0 * told.gpu_hours)
+    assert steptwin.capacity(PLAN, ON, 1e9, prices=file, edits=("gpu=h200-sxm",)).money == told.money
+    with pytest.raises(BadInput, match=r"prices: dgx-h100 = 2\.5 USD is no price"):
+        steptwin.capacity(PLAN, ON, 1e9, prices={"dgx-h100": "2.5 USD"})  # type: ignore[dict-item]
     with pytest.raises(BadInput, match="no price for gpu=b200-sxm"):
         sweep(PLAN, parse_space("gpu=h200-sxm,b200-sxm"), ON, tmp_path / "s.sqlite", prices=prices)
 
