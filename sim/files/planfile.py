@@ -88,11 +88,15 @@ def _read(source: str) -> tuple[dict[str, Any], str]:
     shipped = presets()
     path = shipped.get(source, Path(source))
     if not os.path.isfile(path):
+        if _has_model(source):
+            raise _model_for_plan(source, shipped)
         if "/" in source or source.endswith(".toml"):
             wrong = "is no file" if os.path.exists(source) else "does not exist"
             raise BadInput(f"plan file {source} {wrong}. Give a TOML file, or one of: {', '.join(shipped)}")
-        raise _unknown(source, shipped)
+        raise UnknownName("plan", source, shipped)
     tree = _json(path) if source.endswith(".json") else read_toml(path, "plan file", _LARGEST)
+    if "model" not in tree and not tree.keys().isdisjoint(("model_type", "family")):
+        raise _model_for_plan(source, shipped)
     return _beside(tree, path.parent), source
 
 
@@ -124,16 +128,23 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _unknown(source: str, shipped: Iterable[str]) -> BadInput:
-    """For a name that no plan has. A model's name is the likeliest other thing, and says what to write."""
-    from sim.model.load import models
+def _has_model(source: str) -> bool:
+    """Is it a model's name, or the folder of one?"""
+    from sim.model.load import load_model
 
-    if source in models():
-        return BadInput(
-            f'{source} is a model, not a plan. A plan names it: model = "{source}" in a TOML file, {{"model": "{source}"}} in Python, or '
-            f"--set model={source} on a shipped plan: {', '.join(shipped)}"
-        )
-    return UnknownName("plan", source, shipped)
+    try:
+        load_model(source)
+    except BadInput:
+        return False
+    return True
+
+
+def _model_for_plan(source: str, shipped: Iterable[str]) -> BadInput:
+    """For a model in the place of a plan, the likeliest other thing: what to write."""
+    return BadInput(
+        f'{source} is a model, not a plan. A plan names it: model = "{source}" in a TOML file, {{"model": "{source}"}} in Python, or '
+        f"--set model={source} on a shipped plan: {', '.join(shipped)}"
+    )
 
 
 def _set(tree: dict[str, Any], override: str, where: str) -> dict[str, Any]:

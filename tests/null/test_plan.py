@@ -189,6 +189,12 @@ def test_what_is_said_of_a_model_without_a_name_names_its_family() -> None:
 def test_a_model_in_the_place_of_a_plan_is_told_apart(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r'llama3-8b is a model, not a plan.*model = "llama3-8b"'):
         load_plan("llama3-8b")
+    config = tmp_path / "gpt" / "config.json"
+    config.parent.mkdir()
+    config.write_text('{"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 512, "n_positions": 128}')
+    for name in ("meta-llama/Llama-3.1-8B-Instruct", str(config), str(config.parent)):
+        with pytest.raises(BadInput, match=f"^{name} is a model, not a plan"):
+            load_plan(name)
     with pytest.raises(BadInput, match=r"unknown plan 'llama3-9b-fsdp8'. Did you mean llama3-8b-fsdp8"):
         load_plan("llama3-9b-fsdp8")
     with pytest.raises(BadInput, match="is no file"):
