@@ -32,6 +32,7 @@ def from_config(tree: dict[str, Any], where: str) -> ModelSpec:
         raise BadInput(f"{where}: 'model_type' is missing. It is what names the architecture; known: {', '.join(sorted(READERS))}")
     if kind not in READERS:
         raise _not_read(kind, tree, where)
+    _check_weights(tree, where)
     name = str(tree.get("_name_or_path") or kind)
     try:
         share = Config(tree, where).inner("rope_parameters").tree.get("partial_rotary_factor")
@@ -41,6 +42,21 @@ def from_config(tree: dict[str, Any], where: str) -> ModelSpec:
             f"{where}: a field is not of the form that a config of model_type '{kind}' has ({error}). Look at its lists and its zeros"
         ) from None
     return spec_of(fields, where, name)
+
+
+_WIDENED = ("fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "modelopt")
+"""Forms that releases are stored in (DeepSeek-V3, Llama 3.1 405B, GPT-OSS, Kimi K2), and that training reads as 16 bits."""
+
+
+def _check_weights(tree: dict[str, Any], where: str) -> None:
+    """Raises `Refused` for a base whose weights stay in few bits while adapters are trained beside them (QLoRA): neither their bytes nor the kernels
+    that widen them are described."""
+    form = Config(tree, where).inner("quantization_config").tree.get("quant_method")
+    if form is not None and form not in _WIDENED:
+        raise Refused(
+            f"{where}: quantization_config.quant_method = {str(form)[:40]!r}: weights that stay quantized are not described (QLoRA). Take the config "
+            "of the original model, or leave quantization_config out, for weights of the plan's precision"
+        )
 
 
 _CAPTURE = "Any torch.nn.Module can be recorded instead: steptwin plan capture MODULE:FUNCTION --input ... --out mine.model.json"
