@@ -240,7 +240,17 @@ def _check_names(tree: dict[str, Any], where: str) -> None:
     family = str(tree.get("family", "decoder"))
     if family not in specs:
         raise UnknownName("family", family, specs, where)
-    fields = ("family", *specs[family].__struct_encode_fields__)
-    for key in tree:
-        if key not in fields:
-            raise UnknownName("field", key, fields, where)
+    _check_fields(tree, specs[family], where)
+
+
+def _check_fields(tree: dict[str, Any], struct: Any, where: str, prefix: str = "") -> None:
+    """The same of the fields of a table in it (`lora.rank`), at `prefix`."""
+    hints, tagged = get_type_hints(struct), struct.__struct_config__.tag is not None
+    fields = dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))
+    for key, value in tree.items():
+        if key not in fields and not (tagged and key == "family"):
+            raise UnknownName("field", prefix + key, [prefix + field for field in (*fields, *(["family"] if tagged else []))], where)
+        hint = hints.get(fields.get(key, ""))
+        inner = next((kind for kind in (hint, *get_args(hint)) if hasattr(kind, "__struct_fields__")), None)
+        if inner is not None and isinstance(value, dict):
+            _check_fields(value, inner, where, f"{prefix}{key}.")
