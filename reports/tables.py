@@ -104,7 +104,7 @@ def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
     if value["does_not_fit"]:
         missing = value["does_not_fit"]
         console.print(f"does not fit: needs {gib(missing['needed'])}, has {gib(missing['available'])}")
-        for way in missing.get("remedies") or ():
+        for way in missing["remedies"] or ["nothing that was tried: spread it over more ranks (tp, pp), or take a smaller model"]:
             console.print(f"would fit: {way}")
     if "clock" in value:
         console.print(f"clock: {clock_words(value['clock'])}")

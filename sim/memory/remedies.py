@@ -43,7 +43,7 @@ def _and(first: Change, then: Change) -> Change:
 def _sharded(plan: Plan, most: int) -> list[Change]:
     """Higher levels of ZeRO, or sharding in place of copies."""
     p, replace = plan.parallel, msgspec.structs.replace
-    if p.dp_shard > 1:
+    if p.dp_shard * p.cp > 1:  # ranks that share sequences shard, too
         levels = range((p.zero or 0) + 1, most + 1)
         return [Change(f"parallel.zero = {level}", replace(plan, parallel=replace(p, zero=level))) for level in levels]
     if p.dp_replicate == 1:
@@ -84,13 +84,7 @@ def _thrifty(plan: Plan, most: int) -> Change:
     found = Change("", plan)
     for options in (_sharded(plan, most), _recomputed(plan, "full"), _smaller(plan)):
         for one in options[-1:]:
-            both = msgspec.structs.replace(
-                plan,
-                parallel=one.plan.parallel if one.plan.parallel != plan.parallel else found.plan.parallel,
-                memory=one.plan.memory if one.plan.memory != plan.memory else found.plan.memory,
-                batch=one.plan.batch if one.plan.batch != plan.batch else found.plan.batch,
-            )
-            found = _and(found, one._replace(plan=both))
+            found = _and(found, one._replace(plan=_merged(found.plan, one.plan, plan)))
     return found
 
 
@@ -104,3 +98,25 @@ def _more_ranks(thrifty: Change, most: int) -> list[Change]:
         words = f"{plan.world * times} GPUs with parallel.dp_shard = {parallel.dp_shard}, zero = {most}"
         found.append(_and(thrifty, Change(words, replace(plan, parallel=parallel, batch=batch))))
     return found
+
+
+def of_sequences(plan: Plan, most: int = 3) -> list[Change]:
+    """2, 4 ... 64 times as many ranks for each sequence (context parallelism), in the place of ranks that have others, as far as there are:
+    as the plan is, sharded, and recomputed. What a rank keeps of one sequence nothing else makes smaller. The model is to be described anew."""
+    found, replace, p = list[Change](), msgspec.structs.replace, plan.parallel
+    for times in (2, 4, 8, 16, 32, 64):
+        shard = p.dp_shard // math.gcd(p.dp_shard, times)
+        split = replace(plan, parallel=replace(p, cp=p.cp * times, dp_shard=shard))
+        words = f"parallel.cp = {p.cp * times}" + (f", dp_shard = {shard}" if shard != p.dp_shard else "")
+        found.append(Change(words if split.world == plan.world else f"{split.world} GPUs with {words}", split))
+        for ways in (_sharded(split, most)[-1:], _recomputed(split, "full")):
+            found += [_and(found[-1], way._replace(plan=_merged(found[-1].plan, way.plan, split))) for way in ways]
+    return found
+
+
+def _merged(first: Plan, then: Plan, base: Plan) -> Plan:
+    """What two plans have that `base` has not: a split of the one, and the other's memory."""
+    parallel = then.parallel if then.parallel != base.parallel else first.parallel
+    memory = then.memory if then.memory != base.memory else first.memory
+    batch = then.batch if then.batch != base.batch else first.batch
+    return msgspec.structs.replace(base, parallel=parallel, memory=memory, batch=batch)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
+
+import msgspec
 
 from sim.files.machinefile import machine_words
+from sim.memory.remedies import of_sequences
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.program import Program
 from sim.result.idle import without_effect
 from sim.result.prediction import Prediction
 from sim.result.uncertainty import Interval
+from sim.rules import check
 from sim.schedule.interleaved import round_of
-from sim.setting.bind import Setting
+from sim.setting.bind import Setting, network_of
 from sim.setting.rooms import rooms, smallest_devices
 from sim.timeline import metrics
 from sim.trace import Trace
+from topologies.errors import BadInput
+from topologies.hardware import Cpu, Gpu
+from topologies.units import show_size
 
 
 def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryReport, DoesNotFit | None]:
@@ -22,7 +30,24 @@ def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryRe
     false. Where devices differ, each stage's ranks have their own. Nothing is simulated."""
     devices = smallest_devices(setting)
     report = memory_of(setting.plan, setting.network, setting.framework, devices, remedies)
-    return report, report.check(devices, remedies)
+    missing = report.check(devices, remedies)
+    if missing is not None and missing.remedies == () and setting.topology.kind == "cuda":
+        missing = msgspec.structs.replace(missing, remedies=_of_sequences(setting, devices))
+    return report, missing
+
+
+def _of_sequences(setting: Setting, devices: tuple[Gpu | Cpu, ...]) -> tuple[str, ...]:
+    """Where no other change is enough: up to three with more ranks for each sequence."""
+    found: list[str] = []
+    for text, plan, _ in of_sequences(setting.plan, setting.framework.pipeline.zero if setting.plan.parallel.pp > 1 else 3):
+        with suppress(BadInput):  # a model that is not split so, a length that does not divide
+            network = network_of(check(plan), setting.framework)
+            report = memory_of(plan, network, setting.framework, devices, remedies=False)
+            if report.check(devices) is None:
+                found.append(f"{text} ({show_size(report.peak)})")
+        if len(found) == 3:
+            break
+    return tuple(found)
 
 
 def fits(setting: Setting) -> bool:

@@ -173,6 +173,25 @@ def test_even_what_is_far_too_large_has_three_ways(model: str, shard: int, micro
     assert all(0 < size <= gib for size in sizes), fit.remedies
 
 
+def test_a_sequence_that_is_too_long_for_a_rank_is_shared() -> None:
+    """Its logits alone fill a device: no sharding, recomputation or offloading makes them smaller. What is said is what the plan then takes."""
+    plan = {"model": "llama3-8b", "seq_len": 131072, "parallel": {"dp_shard": 8, "zero": 3}, "memory": {"recompute": "full"}}
+    missing = figures_of_memory(bind(plan, "2x dgx-h100"))[1]
+    assert missing is not None and missing.remedies
+    first = missing.remedies[0]
+    assert first.startswith("parallel.cp = ") and "GPUs" not in first
+    assert any(text.startswith("16 GPUs with parallel.cp = 16, dp_shard = 1 (") for text in missing.remedies)
+    ways = tuple(f"parallel.{way.strip()}" for way in first.removeprefix("parallel.").partition("(")[0].split(","))
+    report, still = figures_of_memory(bind(load_plan(plan, ways), "2x dgx-h100"))
+    assert still is None and first.endswith(f"({show_size(report.peak)})")
+
+
+def test_ranks_that_share_sequences_shard_too() -> None:
+    plan = {"model": "llama3-8b", "seq_len": 32768, "parallel": {"cp": 8, "zero": 0}, "memory": {"recompute": "full"}}
+    missing = figures_of_memory(bind(plan, "dgx-h100"))[1]
+    assert missing is not None and missing.remedies and missing.remedies[0].startswith("parallel.zero = 1 (")
+
+
 def test_each_stage_is_held_against_its_own_devices() -> None:
     parallel = Parallel(pp=2, dp_shard=8, zero=1, stages=(22, 10))
     plan = Plan(model="llama2-7b", framework="megatron-core", seq_len=4096, parallel=parallel, batch=Batch(global_=64))
