@@ -31,8 +31,12 @@ def shelf(kind: str) -> tuple[str, ...]:
 
 def document(kind: str, name: str) -> dict[str, object]:
     """The TOML document of a catalog entry. Raises `UnknownName` with the nearest key."""
+    what = {"gpus": "GPU", "cpus": "CPU", "nics": "NIC"}.get(kind, "machine")
     if name not in shelf(kind):
-        raise UnknownName({"gpus": "GPU", "cpus": "CPU", "nics": "NIC"}.get(kind, "machine"), name, shelf(kind), "the catalog")
+        if name.endswith(".toml") and what != "machine":
+            example = f'[{kind[:-1]}] with base = "{shelf(kind)[0]}" and what differs'
+            raise BadInput(f"{what} '{name[:80]}': one of your own is a table in the file of its machine, {example}")
+        raise UnknownName(what, name, shelf(kind), "the catalog")
     return read_toml(CATALOG / kind / f"{name}.toml")
 
 

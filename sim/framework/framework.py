@@ -91,6 +91,8 @@ def _shipped(name: str, below: tuple[str, ...] = ()) -> Framework:
     """The framework of a file, which is called as the file is; `below`: those that have it as their base, which it cannot have as its own."""
     known = frameworks()
     if name not in known:
+        if name.endswith(".toml"):
+            raise BadInput(f'framework "{name[:80]}": one of your own is a table in the plan, [framework] with base = "pytorch" and what differs')
         raise UnknownName("framework", name, known, f"sim/framework/known/{below[-1]}.toml" if below else "")
     if name in below:
         raise BadInput(f'sim/framework/known/{below[-1]}.toml: base = "{name}" leads back to it. Give one that is whole, e.g. "pytorch"')

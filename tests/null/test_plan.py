@@ -204,6 +204,8 @@ def test_a_model_in_the_place_of_a_plan_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_frameworks_go_by_the_names_that_people_use() -> None:
+    with pytest.raises(BadInput, match=r'"our/loop.toml": one of your own is a table in the plan, \[framework\] with base'):
+        load_framework("our/loop.toml")
     for name in ("pytorch", "torchtitan", "megatron", "nemo", "llm-foundry", "maxtext"):
         assert load_framework(name).name == name
     assert msgspec.structs.replace(load_framework("megatron"), name="megatron-lm") == load_framework("megatron-lm")

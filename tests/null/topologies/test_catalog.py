@@ -94,6 +94,8 @@ def test_unknown_names_offer_the_nearest() -> None:
     assert "dgx-h100" in caught.value.near
     with pytest.raises(UnknownName, match="h100-sxm"):
         gpu("h100-smx")
+    with pytest.raises(BadInput, match=r"one of your own is a table in the file of its machine, \[gpu\] with base"):
+        load_topology("dgx-h100", ("gpu=mine.toml",))
 
 
 def test_a_name_is_no_path() -> None:
