@@ -34,6 +34,8 @@ def unfelt(topology: Topology, ranks: int) -> list[str]:
 def _why(topology: Topology, ranks: int, key: str, value: str) -> str:
     fabric = topology.cluster.fabric
     nodes = topology.nodes_of(ranks)
+    if key == "cpu.clock":
+        return "host work is that of the framework's table or of a calibration (steptwin probe); cpu.flops and cpu.bandwidth are what a CPU computes at"
     above = key in _ABOVE_LEAVES or (key == "fail" and value.startswith("spine:"))
     if fabric.rail_only and (above or key in _ABOVE_SPINES):
         return "there are no spines"

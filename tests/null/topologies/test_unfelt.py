@@ -25,6 +25,7 @@ CASES = {
     ("dgx-h100", "fail=nic:nic3"): "over its NICs",
     ("dgx-h100", "without=nic"): "over its NICs",
     ("cpu-host", "nic.rate=1 Gbit/s"): "over its NICs",
+    ("dgx-h100", "cpu.clock=1 GHz"): "cpu.flops and cpu.bandwidth are what a CPU computes at",
     ("dgx-h100", "without=p2p"): "over NVLink, which stays; without=nvlink takes it away",
 }
 
