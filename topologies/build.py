@@ -93,8 +93,9 @@ def _gpus(table: Table, tree: Tree) -> dict[str, Gpu]:
 def _nics(table: Table, tree: Tree) -> dict[str, Nic]:
     names = tree.of("nic")
     own = Table(table.raw("nics", {}), table.at("nics"), names)
-    default = table.raw("nic", "ethernet-100g")
-    return {name: read_nic(own.raw(name, default), table.at(name if name in own else "nic")) for name in names}
+    if "nic" not in table and not all(name in own for name in names):
+        raise BadInput(f'{table.where} has NICs in its tree but does not say which: nic = "ib-ndr-400g", or a table')
+    return {name: read_nic(own.raw(name, table.raw("nic")), table.at(name if name in own else "nic")) for name in names}
 
 
 def _p2p(table: Table, cpu: Cpu, gpus: int) -> str:

@@ -92,7 +92,9 @@ def _shipped(name: str, below: tuple[str, ...] = ()) -> Framework:
     known = frameworks()
     if name not in known:
         if name.endswith(".toml"):
-            raise BadInput(f'framework "{name[:80]}": one of your own is a table in the plan, [framework] with base = "pytorch" and what differs')
+            raise BadInput(
+                f'framework "{name[:80]}": one of your own is a table in the plan, [framework] with base = "pytorch" and what differs'
+            )
         raise UnknownName("framework", name, known, f"sim/framework/known/{below[-1]}.toml" if below else "")
     if name in below:
         raise BadInput(f'sim/framework/known/{below[-1]}.toml: base = "{name}" leads back to it. Give one that is whole, e.g. "pytorch"')

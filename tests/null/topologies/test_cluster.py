@@ -98,6 +98,7 @@ def write(folder: Path, name: str, text: str) -> str:
 
 BOX = """
 gpu = "a100-pcie-80gb"
+nic = "ib-hdr-200g"
 [tree]
 socket0 = ["sw0", "gpu2"]
 sw0 = ["gpu0", "gpu1", "nic0"]
@@ -230,7 +231,8 @@ def test_long_chains_of_includes(tmp_path: Path) -> None:
         ('gpu = "l4"\n[nic]\nname = "x"\n[tree]\nsocket0 = ["gpu0", "nic0"]', "lacks rate"),
         ('gpu = "l4"\ntree = 3', r"tree must be a table such as"),
         ('gpu = "l4"\nfabric = 3\n[tree]\nsocket0 = ["gpu0"]', r"\[fabric\] must be a table, got '3'"),
-        ('[tree]\nsocket0 = ["nic0"]', "has no GPU and is no CPU host"),
+        ('gpu = "l4"\n[tree]\nsocket0 = ["gpu0", "nic0"]', 'does not say which: nic = "ib-ndr-400g"'),
+        ('nic = "ib-hdr-200g"\n[tree]\nsocket0 = ["nic0"]', "has no GPU and is no CPU host"),
         (f'gpu = "l4"\n[tree]\nsocket0 = {[f"gpu{i}" for i in range(5000)]}', "more than 4096 vertices"),
     ],
 )

@@ -14,6 +14,7 @@ from topologies.thismachine import document
 
 TRAYS = """
 gpu = "h100-sxm"
+nic = "ethernet-100g"
 [tree]
 tray0 = ["socket0"]
 tray1 = ["socket1"]
