@@ -29,7 +29,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """One step of a plan as a trace for each rank.  Example: steptwin chakra export gpt2-ddp8 --out runs/chakra"""
-        from sim.exchange.export import export_plan
+        from sim.exchange.export import export_plan, left_out
         from sim.files.planfile import load_plan
         from sim.setting.bind import bind
 
@@ -37,7 +37,10 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
             raise BadInput(f"--ranks {ranks[:60]}: must be whole numbers with commas between, such as 0,1,8")
         wanted = tuple(int(part) for part in ranks.split(",")) if ranks else ()
         overrides, edits = split(set_)
-        found = export_plan(bind(load_plan(plan, overrides), on, edits), out, calibration=calibration, ranks=wanted)
+        setting = bind(load_plan(plan, overrides), on, edits)
+        found = export_plan(setting, out, calibration=calibration, ranks=wanted)
+        for key in left_out(setting.plan):
+            desk.say(f"note: {key}: not in the traces, which hold what training threads do in one step")
         desk.show(msgspec.to_builtins(found), as_json, "chakra export")
 
     @group.command()

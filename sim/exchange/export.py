@@ -28,7 +28,7 @@ from sim.exchange.attributes import Attr
 from sim.exchange.groups import Groups
 from sim.exchange.rankgraph import Graph
 from sim.exchange.tracefile import write
-from sim.plan import Output
+from sim.plan import Output, Plan
 from sim.predict import clock_under_load
 from sim.program import HOST, MEETING, Program
 from sim.setting.bind import Setting
@@ -69,10 +69,21 @@ def export_plan(setting: Setting, folder: Path, *, calibration: str | Path | Non
     return export_program(program, pricer, folder, ranks, STEPS - 1, setting.plan.framework_base)
 
 
+def left_out(plan: Plan) -> list[str]:
+    """Keys of the plan whose work no trace holds."""
+    loaders = [f"data.workers = {plan.data.workers}"] if plan.data.workers else []
+    return loaders + [f"output.{name} = {every}" for name, every in _rare(plan.output).items() if every]
+
+
 def _each_step(output: Output) -> Output:
     """The output that comes with every step."""
-    rare = {name: 0 for name in output.__struct_fields__ if name.endswith("_every") and getattr(output, name) != 1}
-    return msgspec.structs.replace(output, **rare)
+    return msgspec.structs.replace(output, **dict.fromkeys(_rare(output), 0))
+
+
+def _rare(output: Output) -> dict[str, int]:
+    """After how many steps output comes, of what does not come with every one; 0: never."""
+    every = {name: int(getattr(output, name)) for name in output.__struct_fields__ if name.endswith("_every")}
+    return {name: steps for name, steps in every.items() if steps != 1}
 
 
 def export_program(program: Program, pricer: Pricer, folder: Path, ranks: tuple[int, ...], step: int, framework: str) -> Exported:

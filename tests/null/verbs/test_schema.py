@@ -139,6 +139,14 @@ def test_every_verb_with_json_has_a_published_form() -> None:
     assert {"predict", "plan list", "topology show"} <= found <= set(FORMS)
 
 
+def test_an_export_says_what_no_trace_holds(call: Call) -> None:
+    rare = ("--set", "output.checkpoint_every=10", "--set", "output.log_every=1", "--set", "data.source=disk", "--set", "data.workers=2")
+    said = call("chakra", "export", "plan.toml", "--out", "kept", *rare)
+    assert said.code == 0
+    assert "note: data.workers = 2: not in the traces" in said.err and "note: output.checkpoint_every = 10: not in" in said.err
+    assert "log_every" not in said.err and "note" not in call("chakra", "export", "plan.toml", "--out", "kept").err
+
+
 @pytest.mark.no_cover
 def test_a_plan_goes_out_as_chakra_traces_and_comes_back_in_as_long(call: Call) -> None:
     written = call("chakra", "export", "plan.toml", "--out", "et", "--json")
