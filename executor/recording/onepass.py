@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -101,7 +102,9 @@ def _built(build: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        model = build()
+        with warnings.catch_warnings():  # a deep copy of a parameter (nn.TransformerEncoder) asks for its address
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            model = build()
     except Exception as error:  # the builder's own code, whatever it does
         raise BadInput(f"the builder failed: {type(error).__name__}: {error}. It is called without arguments, under fake tensors") from None
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,15 @@ def test_functions_may_be_called_by_name_and_without_offsets() -> None:
     works = [work for block in spec.low for part in block.parts for work in part.forward]
     assert [(w.m, w.n, w.k, w.batch) for w in works if isinstance(w, Gemm)] == [(4, 48, 32, 16)]
     assert "layernorm_apart" in {getattr(work, "what", "") for work in works}
+
+
+def test_a_builder_may_copy_modules_without_torch_s_doubts(recwarn: pytest.WarningsRecorder) -> None:
+    assert capture(lambda: nn.Sequential(*copies(nn.Linear(8, 8))), (Input((2, 8), "fp32"),)).order
+    assert not [one for one in recwarn if "FakeTensor" in str(one.message)]
+
+
+def copies(module: nn.Module) -> tuple[nn.Module, nn.Module]:
+    return module, deepcopy(module)
 
 
 def test_control_flow_on_data_names_the_place() -> None:
