@@ -225,7 +225,7 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
         if calibrate is not None:
             from sim.cost.ncclimport import calibrate as fit
 
-            fitted = fit(calibrate, machine)
+            fitted = fit(calibrate, machine, name)
             words = [f"--set {edit!r}" for edit in fitted.edits]
             desk.show({"rows": fitted.table, "edits": words, "before": fitted.before, "after": fitted.after}, as_json, "nccl-tests")
             return

@@ -44,9 +44,9 @@ def hosts(text: str) -> tuple[str, ...]:
     return tuple(sorted({str(name) for name in _HOST.findall(text)}))
 
 
-def read_nccl_tests(text: str) -> list[Timing]:
-    """The rows of one run. Raises BadInput where it is no such output."""
-    found = {str(word) for word in _NAME.findall(text)}
+def read_nccl_tests(text: str, unsaid: str = "") -> list[Timing]:
+    """The rows of one run, of the collective `unsaid` where it names none, as older ones do not. Raises BadInput where it is no such output."""
+    found = {str(word) for word in _NAME.findall(text)} or ({unsaid.replace("all_to_all", "alltoall")} if unsaid else set())
     if len(found) != 1 or not found <= set(NAMES):
         raise BadInput(f"nccl-tests output: collective {sorted(found) or 'not named'}; give one run, named as one of {', '.join(NAMES)}")
     ranks = {int(hit[1]) for line in text.splitlines() if (hit := _RANK.match(line))}
@@ -83,8 +83,9 @@ class Calibrated(NamedTuple):
         return median(abs(float(str(row["error_after"]))) for row in self.table)
 
 
-def calibrate(path: str | Path, topology: str | Topology) -> Calibrated:
-    """The edits that bring the predictions nearest to the timings in `path` (one run of nccl-tests), least squares of log ratios.
+def calibrate(path: str | Path, topology: str | Topology, unsaid: str = "") -> Calibrated:
+    """The edits that bring the predictions nearest to the timings in `path` (one run of nccl-tests), least squares of log ratios. `unsaid`: the
+    collective where the run does not name it.
 
     The edits are never worse than none: where fitting does not help they are empty. Raises `BadInput` for a file that is no such
     output, a CPU host, or a topology that has fewer nodes or GPUs on each than the run.
@@ -93,7 +94,7 @@ def calibrate(path: str | Path, topology: str | Topology) -> Calibrated:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from None
-    timings = [timing for timing in read_nccl_tests(text) if timing.size > 0]
+    timings = [timing for timing in read_nccl_tests(text, unsaid) if timing.size > 0]
     base = load_topology(topology)
     ranks = _ranks(base, timings[0].ranks, len(hosts(text)) or 1)
     rate, latency, rate_edit, latency_edit = _bounds(base, ranks)

@@ -19,6 +19,12 @@ def test_alltoall_takes_the_name_of_the_cost_model() -> None:
     assert read_nccl_tests(HEAD.replace("all_reduce", "alltoall") + ROW)[0].name == "all_to_all"
 
 
+def test_a_run_that_names_no_collective_is_of_the_one_that_is_asked_for() -> None:
+    older = HEAD.partition("\n")[2] + ROW
+    assert read_nccl_tests(older, "all_to_all")[0].name == "all_to_all"
+    assert read_nccl_tests(HEAD + ROW, "all_gather")[0].name == "all_reduce", "what the run says of itself counts"
+
+
 def test_the_form_without_redop_is_read() -> None:
     text = HEAD.replace("all_reduce", "all_gather") + "  1024  128  float  -1  9.5  0.11  0.05  0  9.4  0.11  0.05  0\n"
     assert read_nccl_tests(text)[0].seconds == pytest.approx(9.5e-6)
