@@ -32,6 +32,7 @@ from sim.timeline import metrics
 from sim.trace import Trace
 from topologies.errors import BadInput
 from topologies.load import Topology
+from topologies.unfelt import unmeasured
 
 _ROUNDS = 5
 """Clocks that are tried at most: the second is mostly within a percent of the first."""
@@ -105,6 +106,8 @@ def predict_setting(
     found.syncs, found.clock = points, clock
     if detail and not fine:
         found.warnings.append(coarse(plan, ops))
+    if calibration is not None:
+        found.warnings += unmeasured(topology)
     return found
 
 

@@ -78,6 +78,20 @@ def visible(count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def of_model(name: str) -> list[str]:
+    """The catalog's keys of the model, or number, that a driver's name has: h200-nvl and h200-sxm for `NVIDIA H200`."""
+    known = {word for word in _words(name) if word == "titan" or re.fullmatch(r"[a-z]{0,2}\d{1,4}[a-z]?", word)}
+    return [key for key in shelf("gpus") if set(key.split("-")) & known]
+
+
+def _words(name: str) -> set[str]:
+    plain = name.strip()
+    while _BRAND.match(plain):
+        plain = _BRAND.sub("", plain)
+    words = set(re.findall(r"[a-z0-9]+", plain.lower()))
+    return words | ({"450w"} if "h" in words else set())  # V100-SXM3-32GB-H: the DGX-2H's, of 450 W
+
+
 _SAME = 0.12
 """Share by which what the driver reports and the catalog's memory of one device may differ: ECC, and what the driver keeps."""
 
@@ -88,13 +102,7 @@ def catalog_key(name: str, mib: int) -> str:
     A number alone names no device (an RTX 2080 is no 2080 Ti, a Quadro RTX 6000 no RTX 6000 Ada): its memory must be that of the catalog's.
     Raises `BadInput`.
     """
-    plain = name.strip()
-    while _BRAND.match(plain):
-        plain = _BRAND.sub("", plain)
-    words = set(re.findall(r"[a-z0-9]+", plain.lower()))
-    words |= {"450w"} if "h" in words else set()  # V100-SXM3-32GB-H: the DGX-2H's, of 450 W
-    known = {word for word in words if word == "titan" or re.fullmatch(r"[a-z]{0,2}\d{1,4}[a-z]?", word)}
-    near = [key for key in shelf("gpus") if set(key.split("-")) & known]
+    words, near = _words(name), of_model(name)
     fits = [key for key in near if _off(key, mib) <= _SAME]
     if not fits:
         other = f" (its {near[0]} has {gpu(near[0]).memory >> 20} MiB, this one {mib})" if near else ""

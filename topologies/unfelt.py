@@ -31,6 +31,13 @@ def unfelt(topology: Topology, ranks: int) -> list[str]:
     return found
 
 
+def unmeasured(topology: Topology) -> list[str]:
+    """A sentence for each edit of a device that does not reach what a calibration has measured."""
+    keys = {edit: edit.partition("=")[0].strip() for edit in topology.cluster.edits}
+    devices = {edit: key for edit, key in keys.items() if key.startswith(("gpu.", "cpu.flops", "cpu.bandwidth")) and key != "gpu.memory"}
+    return [f"{edit} does not reach what the calibration has, which is of the device as it was: leave one of them out" for edit in devices]
+
+
 def _why(topology: Topology, ranks: int, key: str, value: str) -> str:
     fabric = topology.cluster.fabric
     nodes = topology.nodes_of(ranks)

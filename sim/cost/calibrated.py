@@ -11,12 +11,11 @@ Kernels were timed at the boost clock. Where the calibration tells of power, the
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from sim.cost.between import Curve
-from sim.cost.calibration import Calibration, load_calibration
+from sim.cost.calibration import Calibration
 from sim.cost.gpu_pricer import PIN, kept_collective, kept_message
 from sim.cost.kernel import at_clock, kernel_cost
 from sim.cost.measured import Lookup, MeasuredPricer
@@ -28,7 +27,6 @@ from sim.cost.timed import prices
 from sim.framework.framework import Framework
 from sim.program import HOST, Op
 from sim.work import HostWork, Work
-from topologies.errors import Refused
 from topologies.graph import Topology
 from topologies.hardware import Gpu
 
@@ -44,17 +42,6 @@ LOOPED = ("kernel", "launch", "view", "module", "autograd", "accumulate", "optim
 of C++, which are such loops."""
 _SAME = {"node": "autograd"}
 """What is timed as autograd's node are torch's own operators."""
-
-
-def gpu_calibration(path: str | Path) -> Calibration:
-    """The file's. Raises `Refused` for one of a CPU."""
-    found = load_calibration(path)
-    if found.device != "cuda":
-        raise Refused(
-            f"calibration {path} was measured on a CPU ({found.machine}); the topology has GPUs. "
-            "Run `steptwin probe` on a machine with such a GPU, or leave --calibration out to use the fitted model"
-        )
-    return found
 
 
 class CalibratedPricer(MeasuredPricer):

@@ -17,7 +17,10 @@ import msgspec
 
 from sim.cost.between import Curve
 from sim.files.runs import write_atomic
-from topologies.errors import BadInput
+from topologies.devices import shelf
+from topologies.errors import BadInput, Refused
+from topologies.graph import Topology
+from topologies.nvidia import of_model
 from topologies.table import read_toml
 
 VERSION = 5
@@ -159,6 +162,22 @@ def load_calibration(path: str | Path | None) -> Calibration:
         told = source.stat()
         seen = told.st_dev, told.st_ino, told.st_mtime_ns, told.st_size
     return _read(source, seen)
+
+
+def calibration_on(path: str | Path | None, topology: Topology) -> Calibration:
+    """`load_calibration` for a machine. Raises `Refused` where it was measured on devices of another kind, or on GPUs that are none of the machine's."""
+    found = load_calibration(path)
+    gpus = {device.name for device, _ in topology.devices(topology.gpus)} if topology.kind == "cuda" else set()
+    told = found.versions.get("gpu", "") if found.device == "cuda" else f"a CPU ({found.machine})"
+    same = of_model(told) if gpus and found.device == "cuda" else []
+    others = sorted(name for name in gpus & {*shelf("gpus")} if same and name not in same)
+    if found.device != topology.kind or others:
+        there = ", ".join(others) if others else "GPUs" if gpus else "CPUs"
+        raise Refused(
+            f"calibration {path} was measured on {told or 'GPUs'}; {topology.name} has {there}. Run `steptwin probe` on such a machine, or leave "
+            "--calibration out to use the fitted model"
+        )
+    return found
 
 
 @lru_cache(maxsize=8)

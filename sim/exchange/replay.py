@@ -98,10 +98,10 @@ def _pricer(machine: Topology, framework: str, calibration: str | Path | None, w
     from sim.framework.framework import load_framework
 
     if machine.kind == "cpu":
-        from sim.cost.calibration import load_calibration
+        from sim.cost.calibration import calibration_on
         from sim.cost.cpu_pricer import CpuPricer
 
-        return CpuPricer(machine, load_calibration(calibration))
+        return CpuPricer(machine, calibration_on(calibration, machine))
     from sim.cost.gpu_pricer import GpuPricer
     from sim.cost.sustained import slowest
 

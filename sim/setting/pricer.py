@@ -37,12 +37,12 @@ def _moved(factor: Callable[[int], float], places: Sequence[int]) -> Callable[[i
 
 def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: Callable[[int], float], clock: float) -> Pricer:
     if setting.topology.kind == "cpu":
-        from sim.cost.calibration import load_calibration
+        from sim.cost.calibration import calibration_on
         from sim.cost.cpu_pricer import CpuPricer
 
         if costs != "fitted":
             raise Refused(f"cost source '{costs}' holds kernels of GPUs; {setting.topology.name} has CPUs. Leave --costs out")
-        return CpuPricer(setting.topology, load_calibration(calibration), factor)
+        return CpuPricer(setting.topology, calibration_on(calibration, setting.topology), factor)
     from sim.cost.gpu_pricer import GpuPricer
 
     if calibration is None and costs == "fitted":
@@ -52,6 +52,8 @@ def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: 
     lookups = lookups_of(costs)
     if calibration is None:
         return MeasuredPricer(setting.topology, setting.framework, lookups, factor, clock)
-    from sim.cost.calibrated import CalibratedPricer, gpu_calibration
+    from sim.cost.calibrated import CalibratedPricer
+    from sim.cost.calibration import calibration_on
 
-    return CalibratedPricer(setting.topology, setting.framework, gpu_calibration(calibration), lookups, factor, clock)
+    measured = calibration_on(calibration, setting.topology)
+    return CalibratedPricer(setting.topology, setting.framework, measured, lookups, factor, clock)

@@ -80,10 +80,11 @@ def test_a_prediction_says_how_much_is_measured() -> None:
     assert other.sources["measured"] == 0.0 and other.step_time_s == predict(PLAN, "aws-p4d").step_time_s
 
 
-def calibration(tmp_path: Path, device: str) -> Path:
+def calibration(tmp_path: Path, device: str, gpu: str = "") -> Path:
     shapes = [(m, n, k) for m in (256, 2048) for n in (1024, 16384) for k in (256, 4096)]
     samples = tuple(Sample("fwd", "bf16", (m, n, k), 4e-14 * m * n * k, 1e-6, 1.0, 9) for m, n, k in shapes)
-    found = Calibration(device=device, date="2026", machine="test", cores=8, ranks=1, threads=1, tables={"gemm": samples})  # type: ignore[arg-type]
+    known = {"gpu": gpu} if gpu else {}
+    found = Calibration(device=device, date="2026", machine="test", cores=8, ranks=1, threads=1, tables={"gemm": samples}, versions=known)  # type: ignore[arg-type]
     save_calibration(found, tmp_path / "c.toml")
     return tmp_path / "c.toml"
 
@@ -104,9 +105,22 @@ def test_sources_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
         predict(PLAN | {"precision": "fp32"}, "this-machine", costs="tables")
     with pytest.raises(Refused, match="was measured on a CPU"):
         predict(PLAN, "dgx-h100", calibration=calibration(tmp_path, "cpu"))
+    with pytest.raises(Refused, match="was measured on GPUs; this-machine has CPUs"):
+        predict(PLAN | {"precision": "fp32"}, "this-machine", calibration=calibration(tmp_path, "cuda"))
     monkeypatch.setattr(tables, "PACKAGE", "no_such_package_of_tables")
     with pytest.raises(Refused, match=r"pip install 'steptwin\[tables\]'"):
         predict(PLAN, "dgx-h100", costs="tables")
+
+
+def test_a_calibration_is_of_the_machine_s_own_gpus(tmp_path: Path) -> None:
+    """One of an H200 was taken for an H100's, and what-ifs of a device changed nothing of what was measured, without a word."""
+    own = calibration(tmp_path, "cuda", "NVIDIA H100 80GB HBM3")
+    assert not predict(PLAN, "dgx-h100", calibration=own, edits=("link.nvlink.rate=100 GB/s", "gpu.memory=96 GiB")).warnings
+    changed = predict(PLAN, "dgx-h100", calibration=own, edits=("gpu.clock=1 GHz",)).warnings
+    assert changed == ["gpu.clock=1 GHz does not reach what the calibration has, which is of the device as it was: leave one of them out"]
+    for on, edits in (("dgx-h200", ()), ("dgx-h100", ("gpu=h200-sxm",))):
+        with pytest.raises(Refused, match=r"was measured on NVIDIA H100 80GB HBM3; dgx-h\d00 has h200-sxm"):
+            predict(PLAN, on, calibration=own, edits=edits)
 
 
 @pytest.mark.parametrize("measured", [False, True])
