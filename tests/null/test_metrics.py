@@ -160,6 +160,15 @@ def test_collectives_of_a_profile_that_does_not_say_what_they_are_for_are_one_cl
     assert rows == {"gemm": (2.0, 2.0, 1), "comm.tp": (1.0, 1.0, 1), "comm.pp": (1.0, 0.0, 1)}
 
 
+def test_loader_processes_count_where_they_were_recorded() -> None:
+    """A profiler of the training process does not see them: what they did was told as 30 times too much of its data."""
+    seen = [Span(0, "compute", "r0/s0/a", 0.0, 2.0, "compute", "gemm"), Span(0, "host", "r0/s0/take", 2.0, 2.5, "host", "data")]
+    loader = Span(0, "loader.0", "r0/s0/made", 0.0, 9.0, "host", "data")
+    for stock, spent in (([*seen], 0.5), ([*seen, loader], 9.5)):
+        rows = {row.cls: (row.predicted, row.measured) for row in align_by_class(Trace([*seen, loader]), Trace(stock), [3.0]).classes}
+        assert rows == {"gemm": (2.0, 2.0), "data": (spent, spent)}
+
+
 def test_a_cpu_hosts_trace_names_gloos_work_and_no_nccl_kernel(tmp_path: Path) -> None:
     """As torch.profiler does; and what is read again is written the same."""
     tree = {"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 2, "micro": 1}, "parallel": {"dp_replicate": 2}}
