@@ -149,7 +149,7 @@ def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: st
     from sim.planning.sweeps.space import parse_space
     from sim.planning.sweeps.sweep import sweep as find
 
-    base = read_plan(plan)
+    base, edits = read_plan(plan), _edits(edits)
     points = expanded(base, parse_space({"auto": [space]} if isinstance(space, int) else space), on, edits)
     path = Path(file) if file is not None else None
     money = _prices(prices)
@@ -175,8 +175,13 @@ def capacity(plan: PlanLike, on: Machine, tokens: float | str, *, how: Reliabili
     from topologies.units import count
 
     amount = count(tokens, "tokens") if isinstance(tokens, str) else tokens
-    machine = str(on) if isinstance(on, Path) else on
+    machine, edits = str(on) if isinstance(on, Path) else on, _edits(edits)
     return _shown(find(load_plan(plan), machine, amount, how=how, checkpoint=checkpoint, prices=_prices(prices), seed=seed, edits=edits))
+
+
+def _edits(edits: str | Sequence[str]) -> tuple[str, ...]:
+    """One alone is one, as for a machine: no list of letters."""
+    return (edits,) if isinstance(edits, str) else tuple(edits)
 
 
 def _prices(prices: Prices | None) -> dict[str, float] | None:

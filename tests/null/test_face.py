@@ -68,6 +68,15 @@ def test_what_functions_give_and_take_is_at_hand_for_annotations() -> None:
     assert type(steptwin.predict(PLAN, "dgx-h100")) is steptwin.Prediction
 
 
+def test_one_edit_may_stand_alone(tmp_path: Path) -> None:
+    """As it may for a machine; its letters were edits of their own, and its price was none."""
+    prices = {"dgx-h100": 2.0, "oversubscription=2": 1.0}
+    told = steptwin.capacity(PLAN, "dgx-h100", 1e11, edits="oversubscription=2", prices=prices)  # type: ignore[arg-type]
+    assert told.money == pytest.approx(3.0 * told.gpu_hours) and not told.unpriced
+    found = steptwin.sweep(PLAN, {"micro": [1]}, "dgx-h100", tmp_path / "one.sqlite", edits="gpu.memory=70 GiB")  # type: ignore[arg-type]
+    assert [row.outcome for row in found.rows] == ["done"]
+
+
 def test_capacity_takes_how_things_fail_from_the_face() -> None:
     often = steptwin.capacity(PLAN, "dgx-h100", 1e11, how=steptwin.Reliability(mtbf_gpu=3600.0 * 100))
     assert often.failures > steptwin.capacity(PLAN, Path("dgx-h100"), 1e11).failures
