@@ -47,7 +47,8 @@ class DataParallel(Habits, frozen=True, kw_only=True):
     packs_gradients: bool = True
     """Gradients are copied into a buffer to travel, and back; else a group of NCCL calls sums them where they are."""
     prescales: bool = False
-    """A full bucket is divided by the ranks in a pass of its own (DistributedDataParallel before PyTorch 1.7: reducer.cpp; apex's)."""
+    """A full bucket is divided by the ranks in a pass of its own (DistributedDataParallel before PyTorch 1.7: reducer.cpp; apex's; Horovod's, whose pass
+    follows the sum)."""
     cycle: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     """Seconds between two turns of the thread that sends gradients: the last ones wait half of them in the mean (Horovod's RunLoopOnce)."""
     broadcasts_buffers: bool = False

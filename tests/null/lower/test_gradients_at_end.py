@@ -8,6 +8,7 @@ from sim.lower.step import lower
 from sim.plan import Batch, Parallel, Plan
 from sim.predict import predict, predict_setting
 from sim.setting.bind import bind
+from sim.work import MemoryBound
 
 MODEL = {"family": "encoder", "layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 30528, "positions": 512}
 
@@ -69,6 +70,20 @@ def test_the_last_gradients_wait_for_horovod_s_thread(compiled: bool | None) -> 
         longer[ranks] = predict_setting(setting).step_time_s - predict_setting(at_once).step_time_s
     assert longer[1] == 0.0
     assert longer[8] == pytest.approx(2.5e-3, rel=0.1)
+
+
+def test_horovod_divides_sums_in_a_pass_of_its_own() -> None:
+    """Since 2020 by a kernel over the fusion buffer, in what travels (fp16 here); XLA fuses the operator of before with what reads it."""
+    divided = {}
+    for framework in ("tf1-horovod", "tf2-horovod"):
+        for ranks in (1, 8):
+            setting = bind(_plan(framework, True, ranks), "dgx1-v100")
+            ops = lower(setting.plan, setting.network, setting.framework, "cuda").ops(0)
+            works = [work for call, op in ops if call.step == 1 and op.id.endswith(".mean") for work in op.works]
+            divided[framework, ranks] = sum(work.read for work in works if isinstance(work, MemoryBound))
+            moved = 2 * setting.network.parameters
+    assert divided.pop(("tf2-horovod", 8)) == moved
+    assert set(divided.values()) == {0}
 
 
 @pytest.mark.parametrize(("zero", "hidden"), [(0, False), (1, True), (2, True)])
