@@ -62,5 +62,7 @@ class Updates(Habits, frozen=True, kw_only=True):
     """By the global norm."""
     reads_norm: bool = False
     """The host reads the gradients' norm before it clips them; Megatron's does anyway."""
+    reads_loss: bool = False
+    """The host reads the loss before anything of the update."""
     zeroes_gradients: bool = False
     """Gradients are kept from step to step: zeros are written to each, and the new one is added (torch.optim's zero_grad before PyTorch 2.0)."""

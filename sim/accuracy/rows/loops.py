@@ -49,8 +49,11 @@ def _loaders(row: Row) -> int:
 
 def output_of(row: Row, model: dict[str, Any]) -> Output:
     """NVIDIA's scripts in PyTorch wait for the device after each step: for its end (ConvNets' training.py, SSD's benchmark_train_loop), and
-    (ConvNets) for the loss; BERT's run_squad.py for the loss that it may have to log at last."""
+    (ConvNets) for the loss; BERT's run_squad.py for the loss that it may have to log at last; Transformer-XL's on several GPUs for what it logs, which
+    it sums over them first (train.py: all_reduce_item; wt103_*.yaml, trainbench: log_interval: 1)."""
     arch = _arch(model)
+    if _nvidia(row) and model.get("family") == "transformer-xl":
+        return Output(log_every=int((row.gpus or 1) > 1))
     if _nvidia(row) and "squad" in row.task.lower():
         return Output(item_every=1)
     if not _nvidia(row) or arch not in ("resnet", "ssd300"):

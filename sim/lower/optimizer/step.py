@@ -38,7 +38,8 @@ def update(job: Job, share: Share) -> list[Op]:
     """unscale -> clip -> step, as one recipe. A rank of the pipeline that trains nothing is asked for its part of the norm all the same."""
     if not share.elements:
         return _sums(job, share) if job.framework.optimizer.clip else []
-    ops = unscale(job, share) + clip(job, share)
+    read = read_back(job, "optimizer/loss.read", CLS) if job.framework.optimizer.reads_loss else []
+    ops = read + unscale(job, share) + clip(job, share)
     if job.plan.host_optimizer:
         return ops + offloaded(job, share)
     return ops + step(job, share)

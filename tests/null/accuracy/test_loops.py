@@ -53,6 +53,8 @@ def test_the_row_s_step_is_one_of_them() -> None:
         ("dlperf-v1-0060", Output()),
         ("nv-dle-0129", Output(item_every=1)),  # SQuAD
         ("nv-dle-0134", Output()),  # BERT's pretraining
+        ("nv-dle-0360", Output()),  # Transformer-XL on one GPU
+        ("nv-dle-0366", Output(log_every=1)),  # and on eight, which log together
     ],
 )
 def test_nvidia_s_loops_in_pytorch_wait_for_each_step(row_id: str, waits: Output) -> None:

@@ -163,6 +163,13 @@ def test_a_scripted_update_is_called_for_each_tensor_and_clips_by_a_norm_that_th
     assert "optimizer/norm.read" in [op.id for op in p.segments["update"]]
 
 
+def test_the_loss_may_be_read_before_the_update() -> None:
+    p = program({}, framework=QUIET.but(optimizer={"reads_loss": True, "clip": True}))
+    ops = [op for op in p.segments["update"] if op.kind not in ("record", "wait")]
+    assert [op.id for op in ops[:2]] == ["optimizer/loss.read", "optimizer/norm"]
+    assert ops[0].blocking and ops[0].bytes == 4
+
+
 def test_a_static_graph_updates_by_operators_or_by_one_of_its_own() -> None:
     """Bytes over those of a tensor: TensorFlow 1's Adam with decay is 14 operators and 3 assignments, Keras's one kernel after the decay's three."""
 
