@@ -22,8 +22,8 @@ def framework_of(plan: Plan) -> Framework:
         optimizer=_said({"implementation": o.implementation, "clip": o.clip}),
         precision=_dtypes(base, plan.precision),
     )
-    if found.compile and found.data_parallel.gradients_at_end:
-        found = found.but(data_parallel={"overlap_grad": False})
+    if found.compile and found.data_parallel.gradients_at_end:  # and the division of the sums is fused with what reads them
+        found = found.but(data_parallel={"overlap_grad": False, "prescales": False})
     return found if plan.comm.reduce_dtype is None else _reducing_in(found, plan.comm.reduce_dtype, o.states is not None)
 
 
