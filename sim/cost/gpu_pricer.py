@@ -37,6 +37,8 @@ class GpuPricer(Common):
 
     sustained = True
     """Clocks are the catalog's of training; False: the boost clock, but for `board`."""
+    world: int | None = None
+    """Ranks that train: the machine's first ones; None: any may."""
 
     def __init__(self, topology: Topology, framework: Framework, factor: Callable[[int], float] | None = None, board: float = 1.0) -> None:
         """`board`: clock of the GPU that the plan's steps wait for, over that of the mean one (`sim.setting.pace`)."""
@@ -71,8 +73,8 @@ class GpuPricer(Common):
 
     def _turns(self, rank: int) -> float:
         """How much longer a training thread takes where a node has fewer cores than ranks: these work at the same moments, and take turns."""
-        node = self.topology.node(rank)
-        return max(1.0, self.topology.ranks_on(node) / self.topology.cores(node))
+        here = [other for other in self.topology.on_node(rank) if self.world is None or other < self.world]
+        return max(1.0, len(here) / self.topology.cores(self.topology.node(rank)))
 
     def _taken(self, what: str, rank: int) -> float:
         """Of one unit on the rank's training thread."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sim.cost.calibration import calibration_on
+from sim.cost.gpu_pricer import GpuPricer
 from sim.cost.price import Pricer
 from sim.setting.bind import Setting
 from sim.setting.pace import board_clock
@@ -24,6 +26,8 @@ def pricer_for(
     noise = _moved(slowness(setting.plan), places)
     factor = noise if slower == 1.0 else lambda rank: noise(rank) * slower
     found = _even(setting, calibration, costs, factor, (board_clock(setting) if board is None else board) * clock)
+    if isinstance(found, GpuPricer) and not places:
+        found.world = setting.plan.world
     return found if setting.plan.noise.imbalance == "none" else Uneven(found, _moved(loads(setting.plan), places))
 
 
@@ -37,14 +41,11 @@ def _moved(factor: Callable[[int], float], places: Sequence[int]) -> Callable[[i
 
 def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: Callable[[int], float], clock: float) -> Pricer:
     if setting.topology.kind == "cpu":
-        from sim.cost.calibration import calibration_on
         from sim.cost.cpu_pricer import CpuPricer
 
         if costs != "fitted":
             raise Refused(f"cost source '{costs}' holds kernels of GPUs; {setting.topology.name} has CPUs. Leave --costs out")
         return CpuPricer(setting.topology, calibration_on(calibration, setting.topology), factor)
-    from sim.cost.gpu_pricer import GpuPricer
-
     if calibration is None and costs == "fitted":
         return GpuPricer(setting.topology, setting.framework, factor, clock)
     from sim.cost.measured import MeasuredPricer, lookups_of
@@ -53,7 +54,6 @@ def _even(setting: Setting, calibration: str | Path | None, costs: str, factor: 
     if calibration is None:
         return MeasuredPricer(setting.topology, setting.framework, lookups, factor, clock)
     from sim.cost.calibrated import CalibratedPricer
-    from sim.cost.calibration import calibration_on
 
     measured = calibration_on(calibration, setting.topology)
     return CalibratedPricer(setting.topology, setting.framework, measured, lookups, factor, clock)

@@ -69,6 +69,14 @@ def test_more_ranks_than_cores_are_told() -> None:
     assert not predict(plan, load_topology("dgx-h100", ("cpu.cores=4",))).warnings
 
 
+@pytest.mark.parametrize(("ranks", "longer"), [(1, 1.0), (2, 1.0), (8, 4.0)])
+def test_only_ranks_that_train_take_turns(ranks: int, longer: float) -> None:
+    """Two cores and eight GPUs: a plan that the host holds back takes longer where it has more ranks than cores."""
+    plan = {"model": "gpt2-124m", "seq_len": 256, "parallel": {"dp_replicate": ranks}, "batch": {"micro": 1}}
+    many, few = (predict(plan, load_topology("dgx-h100", (f"cpu.cores={cores}",))).step_time_s for cores in (32, 1))
+    assert few / many == pytest.approx(longer, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("edit", "sets", "felt"),
     [
