@@ -120,15 +120,15 @@ def _arch(table: Table, known: str) -> str:
 
 
 def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
-    """A GPU from its table; bare numbers of `clock` are MHz and those of `power` watts, as data sheets print them. Peaks are those at the clock:
-    another clock than the base's changes them in proportion, where the table does not say them."""
+    """A GPU from its table; bare numbers of `clock` are MHz and those of `power` watts, as data sheets print them. Peaks are those of all SMs at
+    the clock: another clock, or other SMs, than the base's changes them in proportion, where the table does not say them."""
     table = Table(data, where, _GPU)
     missing = [key for key in ("arch", "flops", "memory", "bandwidth", "sms") if key not in table]
     if base is None and missing:
         raise BadInput(f'{where} lacks {", ".join(missing)}. Give them, or start from a known GPU with base = "h100-sxm"')
     b = base or Gpu(name=name, arch="", flops={}, memory=0, bandwidth=0.0, l2=0, sms=0, clock=0.0)
-    clock = _clock(table, b.clock)
-    faster = clock / b.clock if b.clock else 1.0
+    clock, sms = _clock(table, b.clock), table.whole("sms", b.sms, least=1)
+    faster = (clock / b.clock if b.clock else 1.0) * (sms / b.sms if b.sms else 1.0)
     return msgspec.structs.replace(
         b,
         name=table.text("name", name),
@@ -137,7 +137,7 @@ def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
         memory=table.size("memory", b.memory),
         bandwidth=table.rate("bandwidth", b.bandwidth),
         l2=table.size("l2", b.l2),
-        sms=table.whole("sms", b.sms, least=1),
+        sms=sms,
         clock=clock,
         power=power(table.raw("power"), table.at("power")) if isinstance(table.raw("power"), str) else table.number("power", b.power),
         vboost=table.whole("vboost", b.vboost, most=1),

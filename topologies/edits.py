@@ -8,7 +8,8 @@ slow=r3:0.8                  rank 3 computes at 0.8 of full speed; slow=n2:0.8 a
 oversubscription=2  rails=4  pod=16  spines=8  block=8  core_oversubscription=7     fabric.oversubscription=2, as in a file, is the same
 ranks_per_node=4             use so many GPUs of each node, the first that order= lists
 order=3,2,1,0                which device of its node each local rank takes; order=scatter: ranks round the nodes
-gpu=h200-sxm                 other GPUs in the same places; gpu.memory=96 GiB, gpu.bandwidth, gpu.power=600 W, gpu.clock=1.7 GHz (and its peaks in proportion), gpu.flops.bf16 ...
+gpu=h200-sxm                 other GPUs in the same places; gpu.memory=96 GiB, gpu.bandwidth, gpu.power=600 W, gpu.clock=1.7 GHz, gpu.sms=66 (and the
+                             peaks in proportion), gpu.flops.bf16 ...
 cpu.cores=8  cpu.bandwidth=100 GB/s  cpu.flops.fp32=50 GFLOP/s  nic.rate=200 Gbit/s  disk.read=2 GB/s  p2p=none
 store.read=2 GB/s  store.total_write=500 GB/s  store.latency=150 ms     what all nodes share: read, write, stream, latency, totals
 """

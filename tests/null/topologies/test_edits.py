@@ -1,5 +1,7 @@
 """What-ifs: each changes what it says, nothing else, and bad ones are clear errors."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -256,6 +258,17 @@ def test_a_clock_is_in_mhz(clock: str) -> None:
         load_topology("dgx-h100", (f"gpu.clock={clock}",))
     slower = load_topology("dgx-h100", ("gpu.clock=1500",)).device(0)
     assert isinstance(slower, Gpu) and slower.clock == 1.5e9
+
+
+def test_half_of_the_sms_have_half_of_the_peaks(tmp_path: Path) -> None:
+    """In a what-if and in a file; they were the whole GPU's, of which a file may say its own."""
+    whole = load_topology("dgx-h100").device(0)
+    file = tmp_path / "cut.toml"
+    file.write_text('base = "dgx-h100"\n[gpu]\nbase = "h100-sxm"\nsms = 66\nflops = { fp8 = "1 PFLOP/s" }\n')
+    edited, said = load_topology("dgx-h100", ("gpu.sms=66",)).device(0), load_topology(str(file)).device(0)
+    assert isinstance(whole, Gpu) and isinstance(edited, Gpu) and isinstance(said, Gpu)
+    assert edited.sms == 66 and edited.flops == {dtype: rate / 2 for dtype, rate in whole.flops.items()}
+    assert said.flops == edited.flops | {"fp8": 1e15}
 
 
 @pytest.mark.parametrize(
