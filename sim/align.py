@@ -216,9 +216,8 @@ def _by_class(rows: Iterable[tuple[str, float, float, int]], ranks: int = 1) -> 
 def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Comparison:
     """Compares seconds per step and rank by class of op."""
     wanted = [s for s in reported(predicted) if s.kind not in ORDERS]
-    if not any(
-        s.lane.startswith("loader") for s in stock.spans
-    ):  # processes of their own, which a profiler of the training one does not see
+    # Loaders are processes of their own, which a profiler of the training one does not see.
+    if not any(s.lane.startswith("loader") for s in stock.spans):
         wanted = [s for s in wanted if not s.lane.startswith("loader")]
     # Profiles of several groups at once, and those of others, do not say what a collective is for: then all of them are one class.
     plain = any(s.cls == "comm" for s in stock.spans)
