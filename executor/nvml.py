@@ -11,8 +11,11 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
+
+from executor.sampling import beside
 
 PERIOD = 0.2
 """Seconds between samples: NVML refreshes power and clocks some ten times a second."""
@@ -42,14 +45,11 @@ def clocks(period: float = PERIOD, nvml: Any = None) -> Iterator[dict[str, Any]]
     if nvml is None:
         yield found
         return
-    stop, samples = threading.Event(), list[dict[str, float]]()
-    watcher = threading.Thread(target=_watch, args=(nvml, period, stop, samples), daemon=True)
-    watcher.start()
+    samples = list[dict[str, float]]()
     try:
-        yield found
+        with beside(partial(_watch, nvml, period, samples), period):
+            yield found
     finally:
-        stop.set()
-        watcher.join(2 * period + 1)
         busy = [one for one in samples if one.get("busy", 0.0) >= _BUSY] or samples
         found |= {name: statistics.median(values) for name in _NAMES if (values := [one[name] for one in busy if name in one])}
         if held := [one["held_down"] > 0 for one in busy if "held_down" in one]:  # some drivers do not tell
@@ -133,7 +133,7 @@ _IDLE = 1
 """nvmlClocksThrottleReasonGpuIdle: no reason that holds work down."""
 
 
-def _watch(nvml: Any, period: float, stop: threading.Event, samples: list[dict[str, float]]) -> None:
+def _watch(nvml: Any, period: float, samples: list[dict[str, float]], stop: threading.Event) -> None:
     try:
         gpu = first_gpu(nvml)
     except Exception:

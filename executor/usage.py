@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from executor.nvml import library
+from executor.sampling import beside
 
 PERIOD = 0.1
 """Seconds between samples. A kernel counts processor time in ticks of 1-10 ms: one sample is good to some 10 %, their mean is not blurred."""
@@ -51,14 +53,11 @@ class Usage(msgspec.Struct):
 @contextmanager
 def watched(folder: Path, period: float = PERIOD) -> Iterator[Usage]:
     """Samples while the body runs, then writes `folder/usage.json`, also where the body fails."""
-    usage, stop = Usage([], period), threading.Event()
-    watcher = threading.Thread(target=_watch, args=(usage, stop), daemon=True)
-    watcher.start()
+    usage = Usage([], period)
     try:
-        yield usage
+        with beside(partial(_watch, usage), period):
+            yield usage
     finally:
-        stop.set()
-        watcher.join(2 * period + 1)
         with suppress(OSError):  # a full disk must not hide why the run ended
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "usage.json").write_bytes(msgspec.json.encode(usage))
