@@ -76,18 +76,22 @@ def faults(
     """
     setting = bind(plan, topology, edits)
     tried = (tried,) if isinstance(tried, str) else tried or usual(setting.topology)
-    broken = [_broken(setting, fault) for fault in tried]
-    progress = Progress(1 + len(tried), "machines simulated, the whole one and each with a fault", say)
+    held = {fault: _read(fault) for fault in tried}
+    broken = {edit: _broken(setting, edit) for edit, _ in held.values()}
+    progress = Progress(1 + len(broken), "machines simulated, the whole one and each with a fault", say)
     whole = _step(setting, calibration)
     stall = output_seconds(setting, pricer_for(setting, calibration), whole, [])
     whole += stall
     progress.more()
-    rows = []
-    for fault, (there, duty) in zip(tried, broken, strict=True):
-        step = _step(there, calibration) + stall
-        step = 1.0 / ((1.0 - duty) / whole + duty / step)
-        rows.append(Fault(fault=fault, step_time_s=step, slowdown=step / whole))
+    steps = {}
+    for edit, there in broken.items():
+        steps[edit] = _step(there, calibration) + stall
         progress.more()
+    rows = []
+    for fault in tried:
+        edit, duty = held[fault]
+        step = 1.0 / ((1.0 - duty) / whole + duty / steps[edit])
+        rows.append(Fault(fault=fault, step_time_s=step, slowdown=step / whole))
     return Faults(
         plan=setting.plan.name or setting.plan.model_name,
         topology=machine_words(setting.topology),
@@ -121,7 +125,7 @@ def usual(topology: Topology) -> tuple[str, ...]:
 
 
 def _read(fault: str) -> tuple[str, float]:
-    """(edit, fraction of time for which it holds). Raises `BadInput`."""
+    """(edit, fraction of time for which it holds): what flaps is the same machine, while it is down, as what has failed. Raises `BadInput`."""
     key, _, value = fault.partition("=")
     if key.strip() in ("fail", "slow"):
         return fault, 1.0
@@ -138,10 +142,9 @@ def _read(fault: str) -> tuple[str, float]:
     return f"fail={what}", share
 
 
-def _broken(setting: Setting, fault: str) -> tuple[Setting, float]:
-    """The setting with the fault, and the fraction of time for which it holds. Raises `BadInput`."""
-    edit, duty = _read(fault)
-    return msgspec.structs.replace(setting, topology=load_topology(setting.topology, (edit,))), duty
+def _broken(setting: Setting, edit: str) -> Setting:
+    """The setting with the fault that an edit makes. Raises `BadInput`."""
+    return msgspec.structs.replace(setting, topology=load_topology(setting.topology, (edit,)))
 
 
 def _step(setting: Setting, calibration: str | Path | None) -> float:
