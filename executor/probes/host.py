@@ -24,10 +24,14 @@ def dispatch(bench: Bench) -> None:
     x, w, b = torch.ones(8, 8, device=device), torch.ones(8, 8, device=device), torch.ones(8, device=device)
     module = nn.Linear(8, 8, device=device)
     with torch.no_grad():
-        bench.add("host", "kernel", "", (), _kernel(bench) if bench.world.kind == "cuda" else bench.times([lambda: torch.add(x, w)]))
+        kernel = bench.add(
+            "host", "kernel", "", (), _kernel(bench) if bench.world.kind == "cuda" else bench.times([lambda: torch.add(x, w)])
+        )
         plain = sorted(bench.times([lambda: F.linear(x, w, b)]))
         called = bench.times([lambda: module(x)])
         bench.add("host", "module", "", (), [t - plain[len(plain) // 2] for t in called])
+        if bench.world.kind == "cuda":
+            bench.add("host", "convolution", "", (), [t - kernel for t in _convolution(bench)])
     bench.add("host", "autograd", "", (), _autograd(bench))
     bench.add("host", "accumulate", "", (), _accumulate(bench, x))
     loss = x.sum()
@@ -62,6 +66,20 @@ def _kernel(bench: Bench) -> list[float]:
 
     launched = sum(count for count, _ in mix)
     return [t / launched for t in bench.times([layer])]
+
+
+def _convolution(bench: Bench) -> list[float]:
+    """Seconds to launch one call of cuDNN, the mean of a convolution's three and of a batch norm."""
+    last = torch.channels_last
+    x = torch.full((4, 64, 8, 8), 0.5, device=bench.world.device, dtype=torch.bfloat16).contiguous(memory_format=last)
+    w = torch.full((64, 64, 3, 3), 0.02, device=bench.world.device, dtype=torch.bfloat16).contiguous(memory_format=last)
+    mean, variance, scale, offset = (torch.ones(64, device=bench.world.device) for _ in range(4))
+
+    def both_ways() -> None:
+        F.batch_norm(F.conv2d(x, w, padding=1), mean, variance, scale, offset, training=True)
+        torch.ops.aten.convolution_backward(x, x, w, [0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+
+    return [t / 4 for t in bench.times([both_ways])]
 
 
 def _autograd(bench: Bench) -> list[float]:

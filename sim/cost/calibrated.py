@@ -31,13 +31,13 @@ from topologies.graph import Topology
 from topologies.hardware import Gpu
 
 HOST_WORK = (
-    "kernel", "launch", "view", "module", "autograd", "accumulate", "event", "collective", "copy", "collate", "loader", "take_pinned",
+    "kernel", "launch", "convolution", "view", "module", "autograd", "accumulate", "event", "collective", "copy", "collate", "loader", "take_pinned",
     "checkpoint", "optimizer", "cpu_optimizer", "ddp_step", "ddp_bucket", "ddp_parameter", "fsdp_unit", "fsdp_parameter", "checkpointed", "packed",
     "dtensor_linear", "dtensor_norm", "dtensor_adam", "dtensor_sgd",
 )  # fmt: skip
 """Rows of the table of host work that stand for one unit of it. Of a GPU `log` and `optimizer_step` hold a copy and launches too, which a
 program has as ops of their own."""
-LOOPED = ("kernel", "launch", "view", "module", "autograd", "accumulate", "optimizer", "dtensor_adam", "dtensor_sgd")
+LOOPED = ("kernel", "launch", "convolution", "view", "module", "autograd", "accumulate", "optimizer", "dtensor_adam", "dtensor_sgd")
 """Those of a layer and its parameters that are timed in loops of their own. In a step they all take `in_step` times as long, but for bare launches
 of C++, which are such loops."""
 _SAME = {"node": "autograd"}

@@ -11,7 +11,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from sim.cost.collective import collective_cost, message_cost
-from sim.cost.host import MEMCPY, host_seconds
+from sim.cost.host import MEMCPY, Calls, host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.cost.overlap import slowdown
 from sim.cost.place import Common, share_of
@@ -142,25 +142,26 @@ class GpuPricer(Common):
         key = (id(op), id(gpu), stretch)
         found = self._compute.get(key)
         if found is None or found[1] is not op:
-            found = self._compute[key] = (self._chain(op, gpu, stretch, self._taken("kernel", rank), self._taken("launch", rank)), op)
+            calls = Calls(*(self._taken(what, rank) for what in Calls._fields))
+            found = self._compute[key] = (self._chain(op, gpu, stretch, calls), op)
         return found[0]
 
-    def _chain(self, op: Op, gpu: Gpu, stretch: float, launch: float, again: float) -> Cost:
+    def _chain(self, op: Op, gpu: Gpu, stretch: float, calls: Calls) -> Cost:
         """`_run` of the op's kernels, found once for all ops that run the same ones: equal layers, buckets of one size."""
-        key = (op.works, held_beside(op), id(gpu), stretch, launch, again)
+        key = (op.works, held_beside(op), id(gpu), stretch, calls)
         found = self._chains.get(key)
         if found is None:
-            found = self._chains[key] = self._run(op, gpu, stretch, launch, again)
+            found = self._chains[key] = self._run(op, gpu, stretch, calls)
         return found
 
     def kernel(self, work: Work, gpu: Gpu) -> Cost:
         """One work on the device: by the fitted model, unless a pricer knows better."""
         return kernel_cost(work, gpu, self.framework.attention.kernels, self.sustained, self._board)
 
-    def _run(self, op: Op, gpu: Gpu, stretch: float, launch: float, again: float) -> Cost:
+    def _run(self, op: Op, gpu: Gpu, stretch: float, calls: Calls) -> Cost:
         """Kernels one after the other: the k-th waits for its launch and for the one before (max-plus).
 
-        A repeated kernel is called once from Python, then launched by a loop in C++ (`again` seconds each).
+        A repeated kernel is called once from Python, then launched by a loop in C++.
         """
         total, issued, end = 0.0, 0.0, 0.0
         sources: set[Source] = set()
@@ -168,7 +169,8 @@ class GpuPricer(Common):
             cost = self.kernel(work, gpu)
             sources.add(cost.source)
             seconds = cost.seconds * stretch
-            last = issued + launch + (work.repeat - 1) * min(again, launch)
+            launch = calls.of(work)
+            last = issued + launch + (work.repeat - 1) * min(calls.launch, launch)
             # `repeat` equal kernels: either the device or the launches are the slower chain.
             end = max(max(end, issued + launch) + seconds, last + seconds / work.repeat)
             issued, total = last, total + seconds

@@ -8,10 +8,11 @@ each layer captured), `light` (compiled or C++ launches), `graph`
 from __future__ import annotations
 
 from functools import cache
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from sim.cost.device import table
 from sim.framework.framework import HostKind
+from sim.work import Conv, MemoryBound, Work
 from topologies.errors import UnknownName
 from topologies.hardware import Cpu
 
@@ -44,3 +45,18 @@ def host_seconds(what: str, host: str, cpu: Cpu | None = None) -> float:
     if what not in values:
         raise UnknownName("kind of host work", what, (*values, *_FIXED), "sim/cost/params/host.toml")
     return values[what] * (_speed(cpu.name) if cpu is not None else 1.0)
+
+
+class Calls(NamedTuple):
+    """Seconds on a training thread of the calls that launch kernels; its fields are the units of host work in the tables."""
+
+    kernel: float
+    launch: float
+    """A bare one, again and again from a loop in C++."""
+    convolution: float
+    """What a convolution or a batch norm takes beside `kernel`: each call describes its arrays to cuDNN, looks up the plan and asks for its workspace."""
+
+    def of(self, work: Work) -> float:
+        """Of the work's one call."""
+        asks = isinstance(work, Conv) or (isinstance(work, MemoryBound) and work.what.startswith("batchnorm"))
+        return self.kernel + self.convolution if asks else self.kernel

@@ -158,7 +158,7 @@ def _autograd(job: Job, name: str, part: Part, opens: bool) -> Ops:
     if not job.eager or part.detached:
         return ()
     native = part.native if job.framework.host.startswith("te") and not job.compiled else 0
-    nodes = len(part.forward) - native + expert.nodes(part) if not job.compiled else int(opens)
+    nodes = len(part.forward) - part.untracked - native + expert.nodes(part) if not job.compiled else int(opens)
     works: list[Work] = [HostWork("autograd", nodes), *_viewed(job, part), *_dispatched(job, part)] if nodes else []
     if native:
         works.append(HostWork("node", part.nodes or native))

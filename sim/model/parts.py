@@ -97,6 +97,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """nn.Module calls that this part stands for (host time)."""
     views: int = 0
     """Views that forward takes of its tensors beside its kernels, where they are many: calls without a launch, a node each in backward."""
+    untracked: int = 0
+    """Forward kernels that autograd has no node for."""
     native: int = 0
     """Forward kernels that are torch's own operators among a framework's fused functions: their gradients need no Python."""
     nodes: int = 0

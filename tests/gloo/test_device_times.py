@@ -233,3 +233,16 @@ def test_a_launch_is_the_mean_of_a_layers_on_a_gpu(bench: Bench, monkeypatch: py
     monkeypatch.setattr(bench, "times", lambda calls: [calls[0](), 29e-6][1:])
     assert probe_host._kernel(bench) == [pytest.approx(1e-6)]
     assert called == ["linear"] * 4 + ["layer_norm"] * 4 + ["gelu"] * 2 + ["scaled_dot_product_attention"] * 2
+
+
+def test_a_call_of_cudnn_is_timed_beside_a_launch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    for name in ("conv2d", "batch_norm"):
+        real = getattr(torch.nn.functional, name)
+        monkeypatch.setattr(torch.nn.functional, name, lambda *a, name=name, real=real, **k: (called.append(name), real(*a, **k))[1])
+    monkeypatch.setattr(bench, "times", lambda calls: [calls[0](), 60e-6][1:])
+    assert probe_host._convolution(bench) == [pytest.approx(15e-6)]
+    assert called == ["conv2d", "batch_norm"], "and the convolution's two gradients"
+    monkeypatch.undo()
+    probe_host.dispatch(bench)
+    assert {"kernel", "convolution"} < {sample.name for _, sample in bench.found}

@@ -57,14 +57,14 @@ def _convolved(share: Share, part: Part) -> Part:
 
 def _join(share: Share, joined: Part) -> Part:
     """The add and ReLU that follow squeeze-and-excitation (`squeeze`): the joined norm without its norm."""
-    drop = (("batchnorm", "add") if in_one(share) else ("batchnorm",), ("batchnorm",))
+    drop = (("batchnorm", "scale_", *(("add",) if in_one(share) else ())), ("batchnorm",))
     keep = [
         tuple(work for work in works if not getattr(work, "what", "").startswith(gone))
         for works, gone in zip((joined.forward, joined.backward), drop, strict=True)
     ]
     if share.framework.compile:
         keep[1] = tuple(replace(work, read=work.read + work.written) for work in keep[1] if isinstance(work, MemoryBound))
-    return replace(joined, name="join", forward=keep[0], backward=keep[1], cls="elementwise", tensors=(), saved=0)
+    return replace(joined, name="join", forward=keep[0], backward=keep[1], cls="elementwise", tensors=(), saved=0, untracked=0)
 
 
 def blocks(spec: Cnn, share: Share) -> Blocks:

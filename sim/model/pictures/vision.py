@@ -20,6 +20,8 @@ from sim.work import Conv, MemoryBound, Work
 from topologies.errors import BadInput, UnknownName
 
 Blocks = tuple[tuple[str, Block], ...]
+_COUNT = MemoryBound("scale_", 8, 8, "fp32")
+"""One number of 64 bits, changed where it lies."""
 
 
 class Map(NamedTuple):
@@ -98,10 +100,12 @@ def normalised(share: Share, name: str, y: Map, *, relu: bool = True, fork: Map 
     """Batch norm, the residual add where the block's input forked (`fork`), and ReLU: one kernel each, or one together
     (fused_activation, compile).
 
-    Training reads the input twice (statistics, then scaling) and in backward input and gradient twice. What ReLU passed on is a bit for
+    Training reads the input twice (statistics, then scaling) and in backward input and gradient twice; torch's module counts its batches first,
+    on the device (nn.modules.batchnorm, num_batches_tracked). What ReLU passed on is a bit for
     each element in the fused kernels of cuDNN and MXNet (the reserve space of BN_ACTIVATION), the output itself where a compiler fuses.
     """
     n, e = share.micro * y.size, share.e
+    counted = share.framework.host == "python" and not share.framework.compile
     fused = share.framework.elementwise.fused_activation or share.framework.compile
     passed = 0.0 if not (fused and relu) else e if share.framework.compile else 1 / 8
     join = fork is not None
@@ -115,12 +119,13 @@ def normalised(share: Share, name: str, y: Map, *, relu: bool = True, fork: Map 
         backward.append(elementwise("add", share, share.micro * fork.size, 2 * e, e))
     return Part(
         name=name,
-        forward=tuple(forward),
+        forward=(*(_COUNT,) * counted, *forward),
         backward=tuple(backward),
         cls="norm",
         tensors=(y.channels, y.channels),
         saved=n * e + 8 * y.channels,
         modules=1 + relu,
+        untracked=counted,
     )
 
 

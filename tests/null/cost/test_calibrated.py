@@ -73,6 +73,16 @@ def test_in_a_step_host_work_takes_longer_than_in_loops_of_its_own() -> None:
     assert own.local(Op("e", "record", COMPUTE, event="x"), 0).host == 3e-6
 
 
+def test_a_call_of_cudnn_takes_longer_than_a_kernel_s() -> None:
+    rows = (*HOSTED.tables["host"], row("convolution", (), 8e-6), row("in_step", (), 1.5))
+    own, catalog = pricers(calibrated(host=rows))
+    conv, norm = Conv(1, 8, 4, 4, 8, 3, 3), MemoryBound("batchnorm", 4096, 4096, "bf16", rows=2)
+    op = Op("p", "compute", COMPUTE, (conv, norm, MemoryBound("add", 4096, 4096)))
+    assert own.local(op, 0).host == pytest.approx(1.5 * (3 * 20e-6 + 2 * 8e-6))
+    spent = host_seconds("kernel", "python"), host_seconds("convolution", "python")
+    assert catalog.local(op, 0).host == pytest.approx(3 * spent[0] + 2 * spent[1]) and spent[1] > 0
+
+
 def test_pinning_is_as_it_was_timed_hand_over_and_all() -> None:
     batch, small = (Op("p", "host", PINNER, (HostWork("pin", size),)) for size in (4 * MIB, 512))
     own, catalog = pricers(calibrated(loader=(row("pin", (1024,), 1e-3), row("pin", (8 * MIB,), 9e-3)), host=HOSTED.tables["host"]))

@@ -85,7 +85,8 @@ def test_runs_beside_messages_are_shortened_as_such(drawn: tuple[dict[str, Any],
         how = {op.how for op in ops if op.how in MARKS}
         if any(op.kind == "collective" and op.group in DATA for op in ops):
             assert how <= {"alone" if coarse else "beside"}
-    if all(made.mesh.size(axis) == 1 for axis in DATA):
+    wrapped = drawn[0]["parallel"]["zero"] > 1  # by FSDP, whose passes are the same where one rank has it all
+    if not wrapped and all(made.mesh.size(axis) == 1 for axis in DATA):
         assert not any(op.how == "beside" for ops in made.segments.values() for op in ops)
 
 

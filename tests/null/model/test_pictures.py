@@ -47,6 +47,16 @@ def test_an_inverted_bottleneck_is_its_operators() -> None:
     assert "drop" not in [p.name for p in block(replace(spec, drop_path=0.0), "S1.1").parts]
 
 
+def test_torch_s_module_counts_its_batches() -> None:
+    """One kernel before the norm's, which autograd does not see; other frameworks, and compilers, have none."""
+    one = part(EfficientNet(), "S1.1/expand.bn", AMP)
+    assert [w.what for w in one.forward if isinstance(w, MemoryBound)] == ["scale_", "batchnorm"] and one.untracked == 1
+    for other in (COMPILED, PLAIN.but(host="light")):
+        assert not part(EfficientNet(), "S1.1/expand.bn", other).untracked
+    squeezed = load_model("se-resnext101-32x4d")
+    assert sum(p.untracked for p in block(squeezed, "S0.1").parts) == 3, "not the join's"
+
+
 def test_swish_keeps_its_input_and_the_next_convolution_its_result() -> None:
     n = 2 * 144 * 56 * 56 * 2
     parts = {p.name: p for p in block(EfficientNet(), "S1.1").parts}
