@@ -110,6 +110,8 @@ class Maps(Habits, frozen=True, kw_only=True):
 class Loss(Habits, frozen=True, kw_only=True):
     """The head and the loss."""
 
+    in_place: bool = False
+    """Megatron's vocabulary-parallel cross entropy also where one rank has the whole vocabulary: fp32 logits become the softmax in place."""
     fused: bool = False
     """Cross entropy in one kernel each way (TransformerEngine's parallel_cross_entropy)."""
     scripted: bool = False

@@ -88,7 +88,7 @@ def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") ->
     tokens = rows or share.rows
     n, e = tokens * -(-vocab // share.tp), share.e
     habits = share.framework
-    megatron = share.tp > 1 or habits.linears.accumulates
+    megatron = share.tp > 1 or habits.loss.in_place
     if habits.loss.fused or (habits.compile and habits.loss.compiled):
         kept = 4 if megatron else e
         forward: list[Work] = [MemoryBound("cross_entropy", n * e, n * kept, share.act, 5.0 * n, 1, tokens)]

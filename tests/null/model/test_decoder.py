@@ -23,6 +23,7 @@ MEGATRON = Framework(name="fused", source="test").but(
     elementwise={"fused_activation": True, "fused_residual": True, "dropout": True},
     attention={"fused_rope": True},
     linears={"accumulates": True},
+    loss={"in_place": True},
 )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sim.framework.framework import load_framework
 from sim.model.layers.elementwise import residual
+from sim.model.layers.ends import loss
 from sim.model.layers.linear import linear
 from sim.model.layers.norm import norm
 from sim.model.load import load_model
@@ -198,3 +199,11 @@ def test_a_fused_projections_halves_are_read_where_they_lie_unless_something_fus
     assert {w.rows for w in (*eager.forward, *eager.backward) if isinstance(w, MemoryBound) and w.halves} == {128}
     for other in (act("torchtitan"), act("megatron"), act("pytorch", "gpt-oss-20b", "moe.act")):
         assert not any(halved(other.forward) + halved(other.backward))
+
+
+@pytest.mark.parametrize(
+    ("framework", "working"), [("megatron-2020", 2), ("megatron-2022", 2), ("megatron-deepspeed", 2), ("megatron-lm", 2), ("deepspeed", 8)]
+)
+def test_megatron_makes_the_softmax_in_place_on_one_rank_too(framework: str, working: int) -> None:
+    """Beside the fp32 softmax that is kept: the 16-bit logits, or fp32 gradients before and after log_softmax."""
+    assert loss(share(framework, "fp16"), 1024).working == working * 4 * 128 * 1024
