@@ -47,6 +47,7 @@ class Studied:
         self._setting = msgspec.structs.replace(setting, plan=plan)
         self._kinds = [Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(plan)]
         self._fed: Study | None = None
+        self._untraced: dict[Study, float] = {}
         self.first = self._kinds[0].study
         if plan.asynchronous:
             self._kinds = [Part(mean_step(self._setting, self.first.pricer, STEPS).total / self.first.step, self.first)]
@@ -76,11 +77,13 @@ class Studied:
         return self._fed
 
     def _mean(self, priced: Callable[[Study], Pricer]) -> float:
-        """Seconds of a mean step at other prices, with output; by the engine that only says when steps end: the same times."""
+        """Seconds of a mean step at other prices, with output; by the engine that only says when steps end, as the share that it finds of the step
+        at the study's own: what both say may differ by a percent (`sim.engine.condense`), more than some resources bring."""
 
         def again(study: Study) -> float:
-            pricer = priced(study)
-            return step_times(study.program, pricer, study.setting.places)[study.trace.reported].settled
+            if study not in self._untraced:
+                self._untraced[study] = _untraced(study, study.pricer)
+            return study.step * _untraced(study, priced(study)) / self._untraced[study]
 
         times = [again(study) for _, study in self._kinds]
         saved = evened(self._setting, priced(self.first), times, lambda one: again(self._stocked(one))).saved
@@ -115,6 +118,11 @@ class Studied:
     def _sensitivity(self, resource: str, priced: Priced, elasticity: float, by_path: float) -> Sensitivity:
         more, without_limit = self._mean(lambda study: priced(study, _MORE)), self._mean(lambda study: priced(study, _FAST))
         return Sensitivity(resource, without_limit, more / self.step - 1.0, elasticity + 0.0, by_path + 0.0)  # no minus before a nothing
+
+
+def _untraced(study: Study, pricer: Pricer) -> float:
+    """Seconds of the study's step at such prices."""
+    return step_times(study.program, pricer, study.setting.places)[study.trace.reported].settled
 
 
 def _sorts(plan: Plan) -> tuple[tuple[Plan, float], ...]:

@@ -101,6 +101,16 @@ def test_the_network_counts_where_there_is_one() -> None:
     assert found.verdict.startswith("communication-bound")
 
 
+def test_a_resource_that_the_path_does_not_rest_on_changes_nothing() -> None:
+    """Where the engine without a trace puts the same step a percent higher, faster input seemed to make it that much slower."""
+    model = {"base": "bert-base", "layers": 4}
+    plan = {"model": model, "framework": "megatron-lm", "seq_len": 512, "batch": {"global": 32, "micro": 2}, "comm": {"overlap": False}}
+    found = explain(bind(plan | {"parallel": {"dp_shard": 8, "zero": 3}, "precision": "fp16"}, "rtx-4090-x8"), tries=0)
+    by_name = {one.resource: one for one in found.sensitivities}
+    assert by_name["input"].ten_percent == pytest.approx(0.0, abs=1e-9) and by_name["input"].elasticity == 0.0
+    assert by_name["host"].ten_percent == pytest.approx(by_name["host"].path_ten_percent, abs=1e-4)
+
+
 @pytest.mark.no_cover
 def test_an_explanation_prints_and_is_plain(case: Study) -> None:
     found = explain(case.setting, tries=2)
