@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -221,6 +222,21 @@ def test_scaled_rotations_are_written_out_but_where_a_compiler_fuses() -> None:
 
     assert kernels(plain, "megatron-bridge") == 1 < kernels(scaled, "megatron-bridge")
     assert kernels(scaled, "maxtext") == 1
+
+
+def test_columns_that_are_not_rotated_are_joined_to_those_that_are() -> None:
+    """transformers' modeling_gpt_neox.py: slices, cat((q_rot, q_pass)); backward fills two slices with zeros, copies, adds. The fused kernel copies."""
+    plain = Decoder(layers=1, hidden=512, heads=8, ffn=1024, vocab=1000)
+
+    def turned(spec: Decoder, framework: str) -> tuple[list[str], float]:
+        network = describe(spec, Shape(micro=1, seq=256), load_framework(framework), "flash")
+        part = next(part for _, block in network.blocks for part in block.parts if part.name == "attn.rope")
+        moved = [work for work in (*part.forward, *part.backward) if isinstance(work, MemoryBound)]
+        return [work.what for work in moved], sum(work.bytes for work in moved)
+
+    (all_of, _), (quarter, _) = turned(plain, "pytorch"), turned(replace(plain, rotary=0.25), "pytorch")
+    assert Counter(quarter) - Counter(all_of) == Counter(copy=4, zero=4, add=2)
+    assert turned(plain, "megatron-bridge") == turned(replace(plain, rotary=0.25), "megatron-bridge")
 
 
 def test_python_s_views_of_heads_take_the_host_s_time() -> None:
