@@ -57,7 +57,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     if train:
         totals["optimizer"] += 4.0 * sum(part.own_state or 0 for chunk in chunks for _, block in chunk for part in block.parts)
     if train and framework.optimizer.flat_step and zero_of(plan, framework) == 1:
-        totals["step"] += _joined(plan, framework, chunks)
+        totals["step"] += _joined(plan, framework, chunks, totals["gradients"])
     totals["step"] = max(totals["step"], flat)  # parameters, or what they have moved by, joined for their message
     if train and plan.optimizer.name == "muon":
         totals["step"] += muon.workspace(part for chunk in chunks for _, block in chunk for part in block.parts if not part.frozen)
@@ -137,12 +137,12 @@ def _flat(plan: Plan, framework: Framework) -> float:
     return framework.optimizer.flat_step if zero_of(plan, framework) or not framework.optimizer.flat_step else 8.0
 
 
-def _joined(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...]) -> float:
+def _joined(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], gradients: float) -> float:
     """DeepSpeed's ZeRO-1 copies the gradients of a bucket together for their message, or one that is larger (stage_1_and_2.py: allreduce_bucket;
-    in this stage it turns contiguous gradients off: runtime/engine.py)."""
+    in this stage it turns contiguous gradients off: runtime/engine.py). `gradients`: bytes of all, which fill no bucket where they are fewer."""
     largest = max((max(part.tensors) for chunk in chunks for _, block in chunk for part in block.parts if part.tensors), default=0)
     copied = framework.data_parallel.packs_gradients and plan.update.summed
-    return max(named(plan, framework) or 0, BYTES[framework.precision.grad_dtype] * largest) if copied else 0.0
+    return max(min(named(plan, framework) or 0, gradients), BYTES[framework.precision.grad_dtype] * largest) if copied else 0.0
 
 
 def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tied: bool) -> float:

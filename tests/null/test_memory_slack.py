@@ -20,12 +20,13 @@ PLAIN = Framework(name="plain", source="test").but(precision={"param_dtype": "bf
 
 def test_flat_tensors_of_the_step_are_reserved_beside_activations() -> None:
     """DeepSpeed's ZeRO-1 makes 6 bytes for each parameter of a shard in its step, and a copy of its largest gradient (a table of 128,256 x 2,048)
-    or of a bucket for the message; the segments of freed activations are too small for them. Allocated, the two never meet."""
+    or of a bucket (of no more than all gradients) for the message; the segments of freed activations are too small for them. Allocated, the two
+    never meet."""
     plain = PLAIN.but(optimizer={"implementation": "fused"})
     plan = Plan(model="llama3.2-1b", batch=Batch(global_=16, micro=2), parallel=Parallel(dp_shard=8, zero=1))
     network = describe(load_model("llama3.2-1b"), Shape(micro=2, seq=1024), PLAIN)
     before = memory_of(plan, network, plain, gpu("h100-sxm"))
-    for bucket, copied in ((0, 2 * 128_256 * 2048), (954, 954 << 20)):
+    for bucket, copied in ((0, 2 * 128_256 * 2048), (954, 954 << 20), (9540, 2 * 1_235_814_400)):
         flat = plain.but(optimizer={"flat_step": 6.0}, data_parallel={"bucket": bucket})
         after = memory_of(plan, network, flat, gpu("h100-sxm"))
         assert after.allocated == before.allocated
