@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.framework.framework import Framework, load_framework
+from sim.mesh import Mesh
 from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 
@@ -81,3 +82,12 @@ def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
 def owns_tensors(plan: Plan, framework: Framework, zero: int) -> bool:
     """Does a rank of ZeRO-1 update whole tensors?"""
     return zero == 1 and (framework.data_parallel.zero1 == "tensors" or OPTIMIZERS[plan.optimizer.name].whole_matrices)
+
+
+def summing_axis(mesh: Mesh, framework: Framework, expert: bool) -> str:
+    """The axis over which gradients are summed where ranks update whole tensors: all data-parallel ranks. If these are the ones that share the
+    update, one group serves both (Megatron-Core: dp_cp in layer_wise_optimizer.py and for its buffers; DDP's is ZeroRedundancyOptimizer's);
+    InternEvo makes one for each (ParallelMode.DATA and ZERO1)."""
+    if mesh.size("dp_replicate") == 1 and framework.data_parallel.zero1 != "tensors":
+        return mesh.shard_axis(expert)
+    return "edp" if expert and mesh.apart else mesh.data_axis

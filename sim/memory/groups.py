@@ -5,7 +5,7 @@ Said of a plan before it is lowered, as memory is; the tests hold it against the
 
 from __future__ import annotations
 
-from sim.framework.chosen import owns_tensors, sharding_of
+from sim.framework.chosen import owns_tensors, sharding_of, summing_axis
 from sim.framework.framework import Framework
 from sim.mesh import Mesh
 from sim.model.parts import Network
@@ -43,7 +43,9 @@ def _summed(plan: Plan, framework: Framework, mesh: Mesh, zero: int, apart: bool
         return scales
     if not zero:
         return scales | {mesh.data_axis, *(("edp",) if apart else ())}
-    found = scales | {"fsdp", mesh.data_axis if owns_tensors(plan, framework, zero) else "dp_replicate"}
+    owned = owns_tensors(plan, framework, zero)
+    found = scales | {"fsdp", summing_axis(mesh, framework, False) if owned else "dp_replicate"}
     if apart and zero < 3:  # experts that nobody shares are summed as replicas are
-        found.add("efsdp" if mesh.size("efsdp") > 1 else "edp")
+        shared = mesh.size("efsdp") > 1
+        found |= {"efsdp" if shared else "edp", *((summing_axis(mesh, framework, True),) if shared and owned else ())}
     return found

@@ -44,7 +44,9 @@ def plans() -> list[dict[str, Any]]:
         for p, zero in itertools.product(ways, (0, 1, 2, 3))
     ]
     return split + [GPT | {"parallel": {key: size} | zero} | more for more in MORE for key, size, zero in (
-        ("dp_replicate", 4, {}), ("dp_shard", 4, {"zero": 3}), ("dp_shard", 4, {"zero": 1}), ("tp", 2, {}))]  # fmt: skip
+        ("dp_replicate", 4, {}), ("dp_shard", 4, {"zero": 3}), ("dp_shard", 4, {"zero": 1}), ("tp", 2, {}))] + [
+        MOE | {"parallel": p | {"zero": 1}} | more for p in EXPERTS
+        for more in ({"framework": "megatron-core", "optimizer": {"name": "muon"}}, {"framework": "internevo"})]  # fmt: skip
 
 
 @pytest.mark.no_cover
@@ -61,6 +63,16 @@ def test_groups_are_those_of_the_lowered_program() -> None:
         used = {op.group for op in ops if program.mesh.size(op.group) > 1}
         assert groups(setting.plan, setting.network, setting.framework) == used, tree
     assert tried > 60
+
+
+def test_owners_of_tensors_send_through_one_communicator_where_there_are_no_replicas() -> None:
+    """Megatron-Core's sums of gradients and its owners' broadcasts: both over its dp_cp. InternEvo makes a group for each."""
+    held = {}
+    for framework, optimizer in itertools.product(("megatron-core", "internevo"), ("adamw", "muon")):
+        plan = {"framework": framework, "optimizer": {"name": optimizer}, "parallel": {"dp_shard": 4, "zero": 1}}
+        setting = bind(GPT | plan, "dgx-h100")
+        held[framework, optimizer] = communicators(setting.plan, setting.network, setting.framework)
+    assert list(held.values()) == [1, 1, 2, 2]
 
 
 def test_hybrid_shards_have_two_communicators_and_that_of_all_ranks() -> None:

@@ -7,6 +7,7 @@ forward, one bucket ahead of use (Megatron's overlap-param-gather). Hybrid shard
 
 from __future__ import annotations
 
+from sim.framework.chosen import summing_axis
 from sim.lower.data_parallel.buckets import Bucket
 from sim.lower.data_parallel.replicate import lane_of
 from sim.lower.job import Job
@@ -25,7 +26,7 @@ def messages(job: Job, bucket: Bucket) -> list[Op]:
     if bucket.axis == "edp":  # nobody to split these experts with, but replicas
         return [collective(job, f"{name}.all_reduce", lane, "all_reduce", size, bucket.axis, CLS)]
     if job.owns_tensors:
-        everyone = "edp" if bucket.axis == "efsdp" else job.data_axis
+        everyone = summing_axis(job.mesh, job.framework, bucket.axis == "efsdp")
         return [collective(job, f"{name}.all_reduce", lane, "all_reduce", size, everyone, CLS)]
     ops = [collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, bucket.axis, CLS)]
     return ops + replicas(job, name, size / job.size(bucket.axis), lane)
