@@ -14,7 +14,16 @@ from sim.cost.collective.rates import PROTOCOLS, bus_factor, params
 from topologies.errors import Refused, UnknownName
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "barrier")
-ALGORITHMS = ("auto", "ring", "tree", "nvls", "pat", "collnet", "hierarchical")
+_RULES = {
+    "ring": "every rank sends to every other directly",
+    "tree": "NCCL runs trees for all_reduce only",
+    "nvls": "it needs NVSwitch, sm90 or later and 6 or more GPUs of a node; over nodes (NVLSTree) it serves all_reduce alone",
+    "pat": "it gathers and scatters over nodes with one rank on each",
+    "collnet": "it is an all_reduce over nodes whose InfiniBand switches reduce (SHARP); NCCL takes it only where it is asked for",
+    "hierarchical": "it is an all_reduce over groups of equal size on two or more nodes, two or more ranks on each",
+}
+"""Which rule keeps each algorithm from a group."""
+ALGORITHMS = ("auto", *_RULES)
 
 
 def choices(name: str, size: float, shape: GroupShape) -> list[Choice]:
@@ -63,17 +72,9 @@ def best(name: str, size: float, shape: GroupShape, algorithm: str = "auto") -> 
 
 def _why_not(name: str, algorithm: str, shape: GroupShape, allowed: list[str]) -> str:
     """What NCCL would say: which rule keeps the algorithm from this group, what is allowed, and the next step."""
-    rules = {
-        "ring": "every rank sends to every other directly",
-        "tree": "NCCL runs trees for all_reduce only",
-        "nvls": "it needs NVSwitch, sm90 or later and 6 or more GPUs of a node; over nodes (NVLSTree) it serves all_reduce alone",
-        "pat": "it gathers and scatters over nodes with one rank on each",
-        "collnet": "it is an all_reduce over nodes whose InfiniBand switches reduce (SHARP); NCCL takes it only where it is asked for",
-        "hierarchical": "it is an all_reduce over groups of equal size on two or more nodes, two or more ranks on each",
-    }
     where = f"{shape.ranks} ranks ({shape.arch}, {shape.link}, {shape.local} on each of {shape.nodes} nodes)"
     words = ", ".join(["auto", *(one for one in allowed if one in ALGORITHMS)])
-    return f"algorithm '{algorithm}' for {name} on {where}: {rules[algorithm]}; allowed: {words}"
+    return f"algorithm '{algorithm}' for {name} on {where}: {_RULES[algorithm]}; allowed: {words}"
 
 
 def splits(name: str, shape: GroupShape) -> bool:
