@@ -206,6 +206,12 @@ class Output(_Section, frozen=True, kw_only=True):
     checkpoint_to: Literal["disk", "store"] = "disk"
     checkpoint_mode: Literal["full", "sharded", "async"] = "sharded"
 
+    @property
+    def periods(self) -> tuple[int, ...]:
+        """Of each kind of output that there is, the steps from one to the next."""
+        every = (self.log_every, self.sync_every, self.item_every, self.print_every, self.checkpoint_every)
+        return tuple(filter(None, every))
+
 
 class Noise(_Section, frozen=True, kw_only=True):
     """Ranks that are not equal: slower ones, and ones with more samples."""

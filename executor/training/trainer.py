@@ -158,9 +158,7 @@ class Trainer:
         average_parameters(self.model.parameters(), torch.distributed.distributed_c10d._get_default_group())
 
     def _output(self, number: int, loss: Tensor) -> None:
-        out = self.plan.output
-        every = (out.log_every, out.item_every, out.print_every, out.sync_every, out.checkpoint_every)
-        if any(due(one, number) for one in every):
+        if any(due(one, number) for one in self.plan.output.periods):
             with torch.profiler.record_function("output"):
                 self._write(number, loss)
 

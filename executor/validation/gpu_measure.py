@@ -121,9 +121,9 @@ def _played(row: Row, case: Case, setting: Setting, good: Prediction, path: Path
     if case.where == "shared" and setting.topology.kind == "cuda":
         raise Refused("gloo's collectives of device tensors hold the host thread; the program's do not. Stock training is measured")
     assert good.program is not None and good.trace is not None
-    program, out = good.program, setting.plan.output
+    program = good.program
     row.played_predicted = step_time(good.trace)
-    if {1} == {n for n in (out.log_every, out.item_every, out.print_every, out.sync_every, out.checkpoint_every) if n}:
+    if set(setting.plan.output.periods) == {1}:
         program, row.played_predicted = program_for(setting, STEPS), good.step_time_s
     return run_program(program, setting, path, folder, steps)
 

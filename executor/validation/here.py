@@ -132,7 +132,7 @@ def _row(name: str, kind: str, plan: Plan, how: str, folder: Path, steps: int, s
     folder.mkdir(parents=True, exist_ok=True)
     calibrated(plan.world, path, say)
     setting = bind(plan, "this-machine")
-    every = plan.update.every if plan.update.mode == "local" else 1
+    every = plan.update.every if plan.local else 1
     predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + every), fold=False)
     assert predicted.program is not None and predicted.trace is not None
     seconds = statistics.fmean(step_times(predicted.trace)[-every:]) if every > 1 else predicted.step_time_s
@@ -175,8 +175,7 @@ def trained(plan: Plan, folder: Path, steps: int) -> tuple[StockResult, list[flo
 
 def period(plan: Plan) -> int:
     """Steps after which everything that does not happen in each of them has happened once."""
-    out, update = plan.output, plan.update
-    return lcm(out.log_every or 1, out.sync_every or 1, out.checkpoint_every or 1, update.every if update.mode == "local" else 1)
+    return lcm(*plan.output.periods, plan.update.every if plan.local else 1)
 
 
 def over_all(trace: Trace) -> Breakdown:

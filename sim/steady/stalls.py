@@ -51,7 +51,7 @@ def output_seconds(setting: Setting, pricer: Pricer, step: float, points: list[S
     """Mean seconds per step that logging, syncs and checkpoints add to a mean step of `step` seconds: each is simulated on every step, then
     spread. What comes after one and the same step waits for the device together. Their sync points are added to `points`."""
     output = setting.plan.output
-    if not any(getattr(output, field) for field in (*_SYNCS, "checkpoint_every")):
+    if not output.periods:
         return 0.0
     # Of local updates the simulated step averages or does not: beside it stands the very same one without output.
     without = _run(setting, Output(), pricer).step if setting.plan.update.mode == "local" else step

@@ -48,8 +48,8 @@ def test_every_plan_becomes_a_lawful_program(name: str) -> None:
 
 
 def test_what_happens_every_few_steps_is_in_every_mean() -> None:
-    plan = load_plan({"model": "gpt2-124m", "output": {"log_every": 4, "checkpoint_every": 6}})
-    assert period(plan) == 12
+    plan = load_plan({"model": "gpt2-124m", "output": {"log_every": 4, "checkpoint_every": 6, "item_every": 5, "print_every": 7}})
+    assert period(plan) == 4 * 3 * 5 * 7 and period(load_plan({"model": "gpt2-124m"})) == 1
     assert means([1.0, 3.0, 5.0, 7.0, 9.0], 2) == [2.0, 6.0]
 
 
