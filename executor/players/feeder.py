@@ -6,11 +6,9 @@ An event number travels through a pipe: whoever records writes the number, who w
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing as mp
 import os
 import select
-import signal
 import struct
 import sys
 import time
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from executor.players.disk import copy_file, read_bytes
+from executor.ranks.worker import die_with_parent
 from sim.program import HOST, MEETING, SERVER, Call, Op, Program
 from sim.work import HostWork
 from topologies.errors import BadInput, RunFailed, SteptwinError
@@ -155,20 +154,18 @@ def start_feeders(program: Program, rank: int, crossing: Crossing, turns: int, s
     for thread in program.threads(rank):
         if thread != HOST and not thread.startswith(SERVER):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_feed, args=(program, rank, thread, crossing, turns, seconds, file, theirs), daemon=True)
+            passes = partial(_passes, program, rank, thread, crossing, turns, seconds, file)
+            process = context.Process(target=_feed, args=(os.getpid(), passes, theirs), daemon=True)
             process.start()
             feeders.append(Feeder(thread, process, ours))
     crossing.alive = lambda: next(filter(None, (feeder.fault for feeder in feeders)), "")
     return feeders
 
 
-def _feed(
-    program: Program, rank: int, thread: str, crossing: Crossing, turns: int, seconds: Callable[[Op], float], file: Path, answer: Connection
-) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+def _feed(parent: int, passes: Callable[[], list[Times]], answer: Connection) -> None:
+    die_with_parent(parent)
     try:
-        answer.send(_passes(program, rank, thread, crossing, turns, seconds, file))
+        answer.send(passes())
     except (OSError, SteptwinError) as error:
         answer.send(str(error))
         sys.exit(1)

@@ -5,11 +5,9 @@ Sample i is the same for every split of a plan (`executor.training.examples`), s
 
 from __future__ import annotations
 
-import ctypes
+import os
 import shutil
-import signal
 import sqlite3
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from executor.files import POOL
+from executor.ranks.worker import die_with_parent
 from executor.training.examples import Pair, example_of
 from sim.model.specs.spec import ModelSpec
 from sim.plan import Plan
@@ -96,8 +95,7 @@ class Order(Sampler[int]):
 
 def _quiet_worker(_: int) -> None:
     """A loader worker ends with its rank, at once."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    die_with_parent(os.getppid())
     torch.set_num_threads(1)
 
 
