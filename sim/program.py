@@ -32,6 +32,8 @@ EVENTS = ("record", "wait")
 """Kinds that record an event on a lane, or let it wait for one."""
 ORDERS = (*EVENTS, "sync")
 """Kinds that only say what comes after what."""
+FILED = ("disk", "store")
+"""`Op.how` of copies whose bytes lie in files, of a node's disk or of a store that nodes share; any other copy is between memories."""
 
 HOST = "host"
 SERVER = "server"

@@ -61,6 +61,12 @@ def body(work: Work, arena: Arena) -> Body:
     return repeated
 
 
+def in_turn(works: tuple[Work, ...], arena: Arena) -> Body:
+    """What a compute op does: its works one after the other, as one call. Raises as `body` does."""
+    calls = [body(work, arena) for work in works]
+    return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
+
+
 def held(call: Body) -> Body:
     """The call, which keeps its result until it is called again. What is given back at once is taken again by the next call: a kernel would
     write into a cache's own lines, where a step, which keeps activations for backward, has it write to memory (measured on one core of a

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import torch
 
-from sim.program import HOST, Op
+from sim.program import FILED, HOST, Op
 from topologies.errors import RunFailed
 from topologies.units import show_size
 
 
 def copy_file(op: Op, file: Path, writer: int) -> None:
-    """A copy op of a disk: output is written, to a file of this writer's own, all else is read."""
-    if op.cls == "output" or "write" in op.id:
+    """A copy op without a device: output is written, to a file of this writer's own, all else is read."""
+    if op.cls == "output":
         write(file.with_name(f"written{writer}"), op.bytes, save_bytes if op.lane == HOST else write_bytes)
     else:
         read_bytes(file, op.bytes, op.how)
 
 
 def read_bytes(file: Path, size: int, how: str) -> None:
-    """Real bytes: from the file for `disk` and `store`, else from memory to memory."""
-    if how in ("disk", "store"):
+    """Real bytes: from the file where they lie in one (`FILED`), else from memory to memory."""
+    if how in FILED:
         left = size
         with file.open("rb", buffering=0) as source:
             while left > 0:

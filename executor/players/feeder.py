@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from executor.players.disk import copy_file, read_bytes
+from executor.players.disk import copy_file
 from executor.ranks.worker import die_with_parent
 from sim.program import HOST, MEETING, SERVER, Call, Op, Program
 from sim.work import HostWork
@@ -195,10 +195,8 @@ def _feed_op(op: Op, seconds: Callable[[Op], float], file: Path, _turn: int) -> 
     """A host or copy op of a loader, the same in every turn: spends its processor time, reads its bytes."""
     if op.kind == "host":
         burn(seconds(op))
-    elif op.kind == "copy" and op.how in ("disk", "store"):
-        copy_file(op, file, os.getpid())
     elif op.kind == "copy":
-        read_bytes(file, op.bytes, op.how)
+        copy_file(op, file, os.getpid())
     elif op.kind in MEETING:
         raise BadInput(f"op {op.id}: a loader thread cannot communicate")
 

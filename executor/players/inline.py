@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from executor.arena import Arena, of_cpu
-from executor.kernels.bodies import Body, body, spin
+from executor.kernels.bodies import Body, in_turn, spin
 from executor.players.communication import Issue, communication, make_groups
 from executor.players.disk import copy_file
 from executor.players.feeder import Crossing, Kept
@@ -17,7 +17,7 @@ from executor.players.lanes import DONE, Flag, Mark, is_comm, make_lanes
 from executor.players.player import Player, now
 from executor.players.servers import Server, start_servers
 from executor.ranks.world import World
-from sim.program import HOST, MEETING, ORDERS, Call, Op, Program
+from sim.program import FILED, HOST, MEETING, ORDERS, Call, Op, Program
 
 
 class InlinePlayer(Player):
@@ -50,10 +50,7 @@ class InlinePlayer(Player):
 
     def _make(self, op: Op, arena: Arena, seconds: Callable[[Op], float], file: Path) -> Body:
         if op.kind == "compute":
-            calls = [body(work, arena) for work in op.works]
-            if len(calls) == 1:
-                return calls[0]
-            return lambda: [call() for call in calls]
+            return in_turn(op.works, arena)
         if op.kind == "host":
             length = seconds(op)
             return lambda: spin(length)
@@ -62,7 +59,7 @@ class InlinePlayer(Player):
         return lambda: None
 
     def _copy(self, op: Op, arena: Arena, file: Path) -> Body:
-        if op.how in ("disk", "store"):
+        if op.how in FILED:
             return lambda: copy_file(op, file, self._world.rank)
         source = arena.recent(max(1, op.bytes), dtype=torch.uint8)
         target = arena.distant(max(1, op.bytes), dtype=torch.uint8)

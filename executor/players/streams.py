@@ -22,18 +22,17 @@ import torch
 
 from executor.arena import Arena, free_memory, of_gpu
 from executor.device_times import around
-from executor.kernels.bodies import Body, body, spin
+from executor.kernels.bodies import Body, in_turn, spin
 from executor.players.communication import Group, communication, connect, make_groups
 from executor.players.disk import copy_file
 from executor.players.events import Cuda, wake
 from executor.players.feeder import Crossing, Kept
 from executor.players.player import Beside, Player, now
 from executor.ranks.world import World
-from sim.program import EVENTS, HOST, MEETING, ORDERS, Call, Op, Program
+from sim.program import EVENTS, FILED, HOST, MEETING, ORDERS, Call, Op, Program
 from topologies.errors import Refused
 
 _DEVICE = ("compute", "copy", "collective", "send", "recv")
-_FILE = ("disk", "store")
 _READY = 100
 """Ops that stand ready at a time behind a stream that is held: of more, with their events, the queue to the device would be full."""
 _HOLD = 30_000_000
@@ -75,7 +74,7 @@ class StreamPlayer(Player):
         self._pairs: list[Pair | None] = []
         self._bodies: dict[int, Body] = {}
         self._made: deque[object] = deque(maxlen=_KEPT)
-        self._queued = {id(op) for _, op in program.ops(world.rank, HOST) if op.lane != HOST and op.kind in _DEVICE and op.how not in _FILE}
+        self._queued = {id(op) for _, op in program.ops(world.rank, HOST) if op.lane != HOST and op.kind in _DEVICE and op.how not in FILED}
         """id(op) of what is launched on a stream."""
         self._tags: Counter[tuple[str, str, int]] = Counter()
         self._meant = {id(op): seconds(op) for _, op in program.ops(world.rank, HOST)}
@@ -125,8 +124,7 @@ class StreamPlayer(Player):
 
     def _make(self, op: Op, arena: Arena, groups: dict[tuple[str, str], Group], file: Path) -> Body:
         if op.kind == "compute":
-            calls = [body(work, arena) for work in op.works]
-            return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
+            return in_turn(op.works, arena)
         if op.kind == "copy":
             return self._copy(op, arena, file)
         if op.kind in MEETING:
@@ -142,7 +140,7 @@ class StreamPlayer(Player):
 
     def _copy(self, op: Op, arena: Arena, file: Path) -> Body:
         size = max(1, op.bytes)
-        if op.how in _FILE:
+        if op.how in FILED:
             return lambda: copy_file(op, file, self._world.rank)
         if op.lane == HOST:  # host memory to host memory
             here, there = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)

@@ -25,7 +25,7 @@ from sim.cost.price import Cost, Source
 from sim.cost.stairs import stairs_of
 from sim.cost.timed import prices
 from sim.framework.framework import Framework
-from sim.program import HOST, Op
+from sim.program import FILED, HOST, Op
 from sim.work import HostWork, Work
 from topologies.graph import Topology
 from topologies.hardware import Gpu
@@ -114,7 +114,7 @@ class CalibratedPricer(MeasuredPricer):
         cost = super()._copy(op, rank)
         way, how = "d2h" if "d2h" in op.lane else "h2d", "pageable" if op.how == "pageable" else "pinned"
         curve = self._copies.get(f"{way}.{how}")
-        if curve is None or not cost.uses or not op.bytes or op.how in ("disk", "store"):
+        if curve is None or not cost.uses or not op.bytes or op.how in FILED:
             return cost
         seconds, inside = curve.at(op.bytes)
         if how == "pageable":  # timed on the host, which launches it too

@@ -12,7 +12,7 @@ from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.place import Common
 from sim.cost.price import Cost, Source
 from sim.cost.timed import prices
-from sim.program import MEETING, Op
+from sim.program import FILED, MEETING, Op
 from sim.work import HostWork, Work
 from topologies.graph import Topology
 
@@ -41,7 +41,7 @@ class CpuPricer(Common):
             seconds = sum(cost.seconds for cost in costs) * (self.stretch(rank) if op.kind == "compute" else 1.0)
             return Cost(seconds, _worst([cost.source for cost in costs]), uses=self.cores(rank))
         if op.kind == "copy":
-            if op.how in ("disk", "store"):
+            if op.how in FILED:
                 return self._cached(op, rank) or self._disk(op, rank)
             source: Source = "measured" if self.calibration.rows("copy", "memcpy") else "assumed"
             return Cost(op.bytes / self.calibration.copy_rate, source, uses=self.cores(rank))

@@ -18,7 +18,7 @@ from sim.cost.place import Common, share_of
 from sim.cost.price import Cost, Source
 from sim.cost.staged import staged
 from sim.framework.framework import Framework
-from sim.program import HOST, MEETING, SERVER, Op, cpu_lane, held_beside
+from sim.program import FILED, HOST, MEETING, SERVER, Op, cpu_lane, held_beside
 from sim.work import HostWork, Work
 from topologies.graph import Topology
 from topologies.hardware import Gpu
@@ -180,7 +180,7 @@ class GpuPricer(Common):
         return Cost(total, weakest, host=issued, ready=end, beside=beside)
 
     def _copy(self, op: Op, rank: int) -> Cost:
-        if op.how in ("disk", "store"):
+        if op.how in FILED:
             return self._disk(op, rank)
         launch = self._taken("copy", rank)
         if cpu_lane(op.lane):  # host memory to host memory
