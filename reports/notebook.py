@@ -207,9 +207,9 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
     "sim.align.Comparison": (
         comparison_html,
         {
-            "classes": _drawn("deviation", "class_errors", lambda found: (found,)),
-            "waterfall": _drawn("deviation", "waterfall", lambda found: (found,)),
-            "ops": _drawn("deviation", "scatter", lambda found: (found,)),
+            "classes": _drawn("deviation", "class_errors", _itself),
+            "waterfall": _drawn("deviation", "waterfall", _itself),
+            "ops": _drawn("deviation", "scatter", _itself),
         },
     ),
     "sim.planning.sweeps.sweep.Sweep": (
@@ -240,6 +240,6 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
     "sim.planning.disturbed.faults.Faults": (text_html, {"steps": _drawn("planning", "faults", _itself)}),
     "sim.planning.disturbed.jobs.Jobs": (text_html, {"steps": _drawn("planning", "jobs", _itself)}),
     "sim.planning.montecarlo.Spread": (text_html, {"draws": _drawn("planning", "spread", _itself)}),
-    "topologies.graph.Topology": (topology_html, {"machine": _drawn("machine", "machine", lambda found: (found,))}),
+    "topologies.graph.Topology": (topology_html, {"machine": _drawn("machine", "machine", _itself)}),
 }
 """By type: its HTML, and its figures by name."""

@@ -28,8 +28,6 @@ class Scene(msgspec.Struct, frozen=True):
     """Bytes that the device of each simulated rank has."""
     trace_file: str = ""
     """Name of the full trace beside the page."""
-    measured: tuple[tuple[float, float], ...] = ()
-    """(seconds, share of all cores at work) of a real run, sampled from the system."""
 
 
 def scene(plan: Plan, program: Program | None, trace: Trace, topology: Topology | None, trace_file: str = "") -> Scene:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from reports.words import Clock, clock, safe
+from reports.words import clock, safe
 from sim.timeline.utilisation import Use, Utilisation
 
 _MOST = 16
@@ -33,11 +31,8 @@ def _worth(use: Use) -> bool:
     return use.mean >= _LEAST or max(use.busy) >= _PEAK
 
 
-def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = ()) -> go.Figure:
-    """Filled strips of busy share (%) over time.
-
-    `measured`: (seconds from `found.begin`, share 0 to 1 of all cores) of a real run, drawn over the strip of the cores.
-    """
+def monitor(found: Utilisation) -> go.Figure:
+    """Filled strips of busy share (%) over time."""
     uses = chosen(found)
     if not uses:
         figure = go.Figure()
@@ -59,20 +54,8 @@ def monitor(found: Utilisation, measured: Sequence[tuple[float, float]] = ()) ->
             hovertemplate=f"%{{x:.2f}} {time.unit}: %{{y:.0f}} %<extra></extra>",
         )
         figure.add_trace(strip, row=row, col=1)
-        if use.kind == "cores" and measured:
-            figure.add_trace(_over(measured, time), row=row, col=1)
     figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"])
     figure.update_xaxes(title_text=f"{time.unit} into the step", row=len(uses), col=1)
     figure.update_annotations(font_size=11, x=0, xanchor="left")
     figure.update_layout(height=90 + 78 * len(uses), margin={"l": 60, "r": 20, "t": 50, "b": 40})
     return figure
-
-
-def _over(measured: Sequence[tuple[float, float]], clock: Clock) -> go.Scatter:
-    return go.Scatter(
-        x=[time * clock.scale for time, _ in measured],
-        y=[100 * share for _, share in measured],
-        mode="lines+markers",
-        line={"color": "#8a97a6", "width": 1.5, "dash": "dot"},
-        name="measured",
-    )

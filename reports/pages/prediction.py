@@ -175,7 +175,7 @@ def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene:
         )
     if scene.topology is not None and trace.spans:
         page.section("How busy everything is", "Cores, CPU threads and device lanes over the step, busiest of each kind first.")
-        page.figure(monitor(utilisation(trace, scene.topology), scene.measured))
+        page.figure(monitor(utilisation(trace, scene.topology)))
     begin, end = step_shown(trace)
     _links(page, scene, end - begin)
     page.section(
