@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,19 @@ from sim.cost.calibration import Sample
 from tests.gloo.gpu_standin import alone
 
 APART = {"kernel": 1e-5, "launch": 2e-6, "module": 3e-6, "autograd": 5e-6, "accumulate": 4e-6, "optimizer": 7e-6}
+
+
+@pytest.fixture(autouse=True)
+def thin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many parts as the probe's models have in a layer, and hardly any arithmetic: a CPU takes minutes over what keeps a GPU at work."""
+    whole = probe._plan
+
+    def narrow(name: str, layers: int) -> dict[str, Any]:
+        tree = whole(name, layers)
+        return tree | {"model": tree["model"] | {"hidden": 48}, "seq_len": 16, "batch": {"micro": 1}}
+
+    monkeypatch.setattr(probe, "_plan", narrow)
+    monkeypatch.setattr(probe, "_DEPTHS", (1, 3))
 
 
 def test_layers_are_held_against_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

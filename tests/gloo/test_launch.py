@@ -72,11 +72,11 @@ def test_bad_end_is_explained_and_kept(what: str, words: str, stall: float, tmp_
     assert processes(tmp_path) == []
 
 
-@pytest.mark.parametrize(("what", "words"), [("lingers", r"1 \(hung\)"), ("crashes", r"1 \(SIGSEGV\)")])
+@pytest.mark.parametrize(("what", "words"), [("lingers", r".*1 \(hung\)"), ("crashes", r".*1 \(SIGSEGV\)")])
 def test_what_goes_wrong_after_all_results_are_there_takes_none_away(
     what: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor.ranks.launch._LEAVING", 1.0)
+    monkeypatch.setattr("executor.ranks.launch._LEAVING", 1.0)  # on a busy machine the other rank takes longer to go, too
     with pytest.warns(RuntimeWarning, match=f"did not end in order: {words}; the results are kept"):
         values = launch("tests.gloo.bodies_for_launch:leaves_badly", Order(what=what), 2, tmp_path, list[float], stall=HANGS)
     assert values == [[0.0], [1.0]]
