@@ -80,11 +80,6 @@ def heard(world: World, order: Order) -> list[str]:
     return found
 
 
-def queues(world: World, order: Order) -> str:
-    """What CUDA would read when it begins."""
-    return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
-
-
 class Name(msgspec.Struct):
     """A variable of the environment."""
 

@@ -69,8 +69,9 @@ def test_calls_take_turns() -> None:
     device, seen = StandIn(simulated=True), list[int]()
     calls = [lambda i=i: (seen.append(i), device.kernel(1e-6, 1e-4)) for i in range(3)]  # type: ignore[misc]
     DeviceTimer(device, device.clock).times(calls, budget=0.001)
-    assert {seen.count(i) for i in range(3)} <= {seen.count(0) - 1, seen.count(0), seen.count(0) + 1} | set(range(len(seen)))
-    assert seen[:3] == [0, 1, 2]
+    assert seen[:3] == [0, 1, 2], "each is warmed up"
+    counts = sorted(seen.count(i) for i in range(3))
+    assert len(seen) > 6 and counts[-1] < 2 * counts[0], "and each is timed"
 
 
 def test_an_event_is_read_only_after_it_was_waited_for() -> None:

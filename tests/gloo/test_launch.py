@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from executor import play
-from executor.ranks.alone import alone_in
 from executor.ranks.beat import Beat
 from executor.ranks.environment import Place, first_host, place
 from executor.ranks.launch import launch, partial_steps, time_limit
@@ -140,20 +138,3 @@ def test_a_time_limit_ends_the_run(tmp_path: Path) -> None:
         launch(BODY, Order(what="sleep"), 2, tmp_path, list[float])
     assert "Step times kept: 3" in str(caught.value) or "starting" in str(caught.value) or "importing" in str(caught.value)
     assert launch(BODY, Order(), 1, tmp_path, list[float])[0][0] == 0.0, "afterwards there is none"
-
-
-def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    with alone_in(tmp_path), pytest.raises(BadInput, match="another run is at work"):
-        launch(BODY, Order(), 1, tmp_path, list[float])
-    assert not (tmp_path / "task.json").exists(), "the other run's files are left alone"
-    assert len(launch(BODY, Order(), 1, tmp_path, list[float])) == 1
-
-
-def test_a_player_has_a_queue_for_each_of_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fewer, what stands behind a stream that waits for another rank waits too, and both may wait for ever."""
-    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
-    body = "tests.gloo.bodies_for_launch:queues"
-    assert launch(body, Order(), 1, tmp_path, str, variables=play.QUEUES) == ["32"]
-    assert launch(body, Order(), 1, tmp_path, str) == [""], "training has what users have"
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    assert launch(body, Order(), 1, tmp_path, str, variables=play.QUEUES) == ["1"], "who says a number gets it"

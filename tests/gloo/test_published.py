@@ -22,12 +22,14 @@ from tests.null.verbs.test_verbs import Call, call
 __all__ = ["call"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run(tmp_path: Path) -> None:
     said = run_plan(load_plan(PLAN | {"parallel": {}}), tmp_path / "run", "stock", 2, say=lambda _: None)
     check("run", json.dumps(said))
     assert len(said["steps_s"]) == 2 and said["warning"] == ""
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_loss_that_is_no_number_is_said(tmp_path: Path) -> None:
     """All of a model in fp16, without a loss that is scaled: the times are those of any numbers, but nobody should take it for training."""
     said = run_plan(load_plan(PLAN | {"parallel": {}, "precision": "fp16"}), tmp_path / "run", "stock", 2, say=lambda _: None)
