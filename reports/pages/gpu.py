@@ -67,11 +67,6 @@ def gpu_page(found: Mapping[str, Any]) -> str:
     return page.text("Made by StepTwin. Times are of one optimizer step; GiB = 2^30 bytes.")
 
 
-def write_gpu(path: Path, found: Mapping[str, Any]) -> Path:
-    """Writes the page; returns its path."""
-    return write_atomic(path, gpu_page(found))
-
-
 def _headline(total: Mapping[str, Any]) -> list[Card]:
     def share(value: float | None) -> str:
         return f"{value:.1%}" if value is not None else "-"
@@ -131,7 +126,7 @@ def _classes(rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
 def main(words: Sequence[str]) -> int:
     """`python -m reports.pages.gpu SUMMARY.json`: draws the page beside the file."""
     source = Path(words[0])
-    print(write_gpu(source.with_name("report.html"), json.loads(source.read_text("utf-8"))))
+    print(write_atomic(source.with_name("report.html"), gpu_page(json.loads(source.read_text("utf-8")))))
     return 0
 
 

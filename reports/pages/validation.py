@@ -6,19 +6,17 @@ Made from the mapping that `steptwin validate --json` prints, so it can be drawn
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from reports.figures.published import distribution, scatter
 from reports.page import Page
 from reports.targets import TARGETS, missed
-from sim.files.runs import write_atomic
 
 
-def validation_page(summary: Mapping[str, Any], title: str = "Predicted against published training steps") -> str:
+def validation_page(summary: Mapping[str, Any]) -> str:
     """The file's text. `summary`: `ValidationResult.to_dict()`."""
     page = Page(
-        title,
+        "Predicted against published training steps",
         f"{summary['scored']} published steps predicted from plan and machine alone; {len(summary['refused'])} refused. "
         "Errors are (predicted - measured) / measured of the step time.",
     )
@@ -42,11 +40,6 @@ def validation_page(summary: Mapping[str, Any], title: str = "Predicted against 
     _misses(page, summary)
     _refusals(page, summary)
     return page.text("Made by StepTwin. Mean and median are of the absolute error; bias is the mean of the signed error.")
-
-
-def write_validation(path: Path, summary: Mapping[str, Any]) -> Path:
-    """Writes the page; returns its path."""
-    return write_atomic(path, validation_page(summary))
 
 
 def _headline(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
