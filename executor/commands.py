@@ -53,18 +53,7 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
         check_folder(folder, plan, beside)
         found = run(load_plan(plan, tuple(set_ or ())), folder, steps=steps, say=desk.say)
         result = found.to_dict()
-        parts = (
-            found.plan,
-            found.prediction.program,
-            result["prediction"],
-            found.traces,
-            found.comparisons,
-            found.times,
-            result,
-            found.notes,
-            None,
-            beside,
-        )
+        parts = (found.plan, found.prediction.program, result, found.traces, found.comparisons, found.times, beside)
         report = desk.page("comparison", folder, *parts)
         desk.show(result, as_json, "comparison")
         desk.say(f"report: {report}")

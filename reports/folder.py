@@ -9,12 +9,12 @@ from typing import Any
 from reports.pages.capacity import capacity_page
 from reports.pages.collective import collective_page
 from reports.pages.comparison import comparison_page
-from reports.pages.gpu import write_gpu
+from reports.pages.gpu import gpu_page
 from reports.pages.prediction import prediction_page
 from reports.pages.studies import explain_page, faults_page, jobs_page, spread_page
 from reports.pages.sweep import sweep_page
 from reports.pages.topology import topology_page
-from reports.pages.validation import write_validation
+from reports.pages.validation import validation_page
 from reports.scene import scene
 from sim.align import Comparison
 from sim.files.chrome import write_run
@@ -51,39 +51,35 @@ def write_comparison(
     folder: Path,
     plan: Plan,
     program: Program | None,
-    summary: Mapping[str, Any],
+    result: Mapping[str, Any],
     traces: Sequence[Trace],
     found: Mapping[str, Comparison],
     times: Mapping[str, Sequence[float]],
-    result: Mapping[str, Any],
-    notes: Sequence[str] = (),
-    topology: Topology | None = None,
     beside: Mapping[str, str] | None = None,
+    topology: Topology | None = None,
 ) -> Path:
-    """A twin's folder: all traces, the comparison and the report, whose path is returned."""
+    """A twin's folder: all traces, the comparison and the report, whose path is returned. `result`: what is printed with `--json`, the prediction's
+    figures, the runs' and the notes; `beside` and `topology`: as of `write_prediction`."""
     write_inputs(folder, plan, program, beside)
-    write_json(folder / "summary.json", {"prediction": dict(summary), "comparison": dict(result)})
+    write_json(folder / "summary.json", dict(result))
     for trace in traces:
         write_run(trace, folder)
     seen = scene(plan, program, traces[0], topology, PREDICTED)
-    return write_atomic(folder / "report.html", comparison_page(plan.name or plan.model_name, summary, traces, found, times, notes, seen))
+    page = comparison_page(plan.name or plan.model_name, result["prediction"], traces, found, times, result["notes"], seen)
+    return write_atomic(folder / "report.html", page)
 
 
 def _single(page: Callable[..., str]) -> Callable[..., Path]:
     """A writer of one page as one file."""
 
-    def write(path: Path, *parts: Any) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return write_atomic(path, page(*parts))
-
-    return write
+    return lambda path, *parts: write_atomic(path, page(*parts))
 
 
 WRITERS: dict[str, Callable[..., Path]] = {
     "prediction": write_prediction,
     "comparison": write_comparison,
     "sweep": _single(sweep_page),
-    "validation": write_validation,
+    "validation": _single(validation_page),
     "capacity": _single(capacity_page),
     "topology": _single(topology_page),
     "collective": _single(collective_page),
@@ -91,6 +87,6 @@ WRITERS: dict[str, Callable[..., Path]] = {
     "faults": _single(faults_page),
     "jobs": _single(jobs_page),
     "spread": _single(spread_page),
-    "gpu": write_gpu,
+    "gpu": _single(gpu_page),
 }
 """What the command line writes, by kind: each takes where to write (a folder for runs, else a file), then what to draw, and returns the page's path."""

@@ -1,4 +1,4 @@
-"""Verbs that predict: predict, compare, collective, and `plan list` and `plan show`."""
+"""Verbs that predict: predict, compare, study, spread, collective, and `plan list`, `plan show` and `schema`."""
 
 from __future__ import annotations
 
@@ -125,22 +125,11 @@ def _compare(app: typer.Typer, desk: Desk) -> None:
         trace = read_measured(measured_file(measured))
         predicted = predict(base, machine, calibration=calibration)
         found = {"imported": run(predicted, trace)}
-        notes = doubts(predicted, trace)
-        result = {"prediction": predicted.to_dict(), "runs": {name: one.to_dict() for name, one in found.items()}, "notes": notes}
+        runs = {name: one.to_dict() for name, one in found.items()}
+        result = {"prediction": predicted.to_dict(), "runs": runs, "notes": doubts(predicted, trace)}
         if out:
             times = {"imported": measured_times(trace)}
-            parts = (
-                predicted.plan,
-                predicted.program,
-                result["prediction"],
-                [predicted.trace, trace],
-                found,
-                times,
-                result,
-                notes,
-                machine,
-                beside,
-            )
+            parts = (predicted.plan, predicted.program, result, [predicted.trace, trace], found, times, beside, machine)
             desk.say(f"report: {desk.page('comparison', out, *parts)}")
         desk.show(result, as_json, "comparison")
 

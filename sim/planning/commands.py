@@ -1,4 +1,4 @@
-"""Verbs that plan: sweep, explain, capacity."""
+"""Verbs that plan: sweep, explain, capacity, faults, jobs."""
 
 from __future__ import annotations
 

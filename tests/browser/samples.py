@@ -77,7 +77,16 @@ def comparison(folder: Path) -> Path:
     machine = load_topology("dgx-h100")
     found = predict(MANY, machine, fold=False)
     traces, comparisons, times = compared(found)
-    parts: tuple[object, ...] = (found.plan, None, found.to_dict(), traces, comparisons, times, {}, [HOSTILE], machine)
+    parts: tuple[object, ...] = (
+        found.plan,
+        None,
+        {"prediction": found.to_dict(), "notes": [HOSTILE]},
+        traces,
+        comparisons,
+        times,
+        None,
+        machine,
+    )
     return WRITERS["comparison"](folder / "comparison", *parts)
 
 

@@ -77,14 +77,12 @@ def test_a_quick_calibration_is_said_to_be_one(probed: Probed) -> None:
 def test_the_folder_holds_all_that_is_needed(found: tuple[Twin, Path]) -> None:
     one, folder = found
     result = one.to_dict()
-    summary = result["prediction"]
-    report = write_comparison(
-        folder / "run", one.plan, one.prediction.program, summary, one.traces, one.comparisons, one.times, result, one.notes
-    )
+    report = write_comparison(folder / "run", one.plan, one.prediction.program, result, one.traces, one.comparisons, one.times)
     text = report.read_text("utf-8")
     assert len(text) < 8 << 20 and "Plotly" in text and "two-layers" in text
     names = {path.name for path in (folder / "run").iterdir()}
     assert {"plan.toml", "program.txt", "environment.json", "summary.json", "predicted.json.gz", "played.json.gz", "stock.json.gz"} <= names
-    assert json.loads((folder / "run" / "summary.json").read_text())["comparison"]["runs"]["stock"]["measured_step_s"]["count"] == 6
+    assert json.loads((folder / "run" / "summary.json").read_text()) == json.loads(json.dumps(result)), "what is printed with --json, once"
+    assert result["runs"]["stock"]["measured_step_s"]["count"] == 6
     assert load_plan(folder / "run" / "plan.toml") == one.plan
     assert read_trace(folder / "run" / "predicted.json.gz").spans
