@@ -171,8 +171,3 @@ def _new_pages() -> int:
     except ImportError:
         return 0
     return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_minflt
-
-
-def middle(times: list[float]) -> float:
-    """The median, by order."""
-    return sorted(times)[len(times) // 2]

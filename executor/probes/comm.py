@@ -66,8 +66,8 @@ def _count(bench: Bench, size: int) -> int:
     return max(15, min(90, int((64 << 20) / size))) // (3 if bench.quick else 1)
 
 
-def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup | None = None) -> tuple[list[float], float]:
-    """Equal numbers of calls on every rank of the group (None: the world): time budgets would differ, and ranks would wait forever."""
+def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup) -> tuple[list[float], float]:
+    """Equal numbers of calls on every rank of the group: time budgets would differ, and ranks would wait forever."""
     n = _count(bench, size)
     for _ in range(3 if size < 1 << 24 else 1):
         call()
@@ -83,7 +83,7 @@ def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.Pro
     return spent if bench.world.crowded else [max(both) for both in zip(spent, more, strict=True)], processor / n
 
 
-def _again(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup | None) -> list[float]:
+def _again(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup) -> list[float]:
     """Seconds of calls that follow each other at once: ranks that have just met are still together."""
     n = max(9, _count(bench, size) // 3)
     wall = _seconds(call, n)
@@ -120,7 +120,7 @@ def _seconds(run: Callable[[], object], n: int) -> list[float]:
     return times
 
 
-def _together(wall: list[float], group: dist.ProcessGroup | None, crowded: bool) -> list[float]:
+def _together(wall: list[float], group: dist.ProcessGroup, crowded: bool) -> list[float]:
     """Each call's seconds, averaged over the ranks: with what those who came early have waited, since the step waits for the slowest.
 
     Ranks that take turns on the cores come in turns. A prediction slows them all alike instead; there the rank that came last counts,

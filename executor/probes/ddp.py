@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from executor.probes.bench import Bench, middle
+from executor.probes.bench import Bench
 
 _ONE, _EACH = 25.0, 0.002
 """MiB: a bucket for all parameters, or one for each of them, of 4 KiB. DDP closes a bucket that has reached its size."""
@@ -47,7 +49,7 @@ def ddp(bench: Bench) -> None:
 
         for _ in range(3):  # DDP rebuilds its buckets after the first step
             step()
-        return middle(bench.times([step], least=15))
+        return median(bench.times([step], least=15))
 
     bare, more = seconds(16, None), seconds(48, None)
     single, single_more, each = seconds(16, _ONE), seconds(48, _ONE), seconds(16, _EACH)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import product
+from statistics import median
 
 import torch
 
-from executor.probes.bench import Bench, middle
+from executor.probes.bench import Bench
 from executor.probes.kernels import convolution, each_variant
 from executor.ranks.world import set_precision
 from sim.cost.points import attention_name
@@ -159,7 +160,7 @@ def launches(bench: Bench) -> None:
 
         return call
 
-    few, many = (middle(bench.times([turned(count)])) for count in _VIEWS)
+    few, many = (median(bench.times([turned(count)])) for count in _VIEWS)
     bench.add("host", "view", "", (), [(many - few) / (2 * (_VIEWS[1] - _VIEWS[0]))])
 
 

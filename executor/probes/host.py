@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import default_collate
 
-from executor.probes.bench import Bench, middle
+from executor.probes.bench import Bench
 
 _LEAVES = 8
 _NODES, _LONGER = 8, 3
@@ -27,9 +28,9 @@ def dispatch(bench: Bench) -> None:
         kernel = bench.add(
             "host", "kernel", "", (), _kernel(bench) if bench.world.kind == "cuda" else bench.times([lambda: torch.add(x, w)])
         )
-        plain = sorted(bench.times([lambda: F.linear(x, w, b)]))
+        plain = median(bench.times([lambda: F.linear(x, w, b)]))
         called = bench.times([lambda: module(x)])
-        bench.add("host", "module", "", (), [t - plain[len(plain) // 2] for t in called])
+        bench.add("host", "module", "", (), [t - plain for t in called])
         if bench.world.kind == "cuda":
             bench.add("host", "convolution", "", (), [t - kernel for t in _convolution(bench)])
     bench.add("host", "autograd", "", (), _autograd(bench))
@@ -93,14 +94,14 @@ def _autograd(bench: Bench) -> list[float]:
     found = list[float]()
     for _ in range(_ROUNDS):  # what changes between two of them is in none of the differences
         kernels = _plain(bench, many, 10) - _plain(bench, plain, 10)
-        spent = middle(bench.times([long], least=10)) - middle(bench.times([chain], least=10))
+        spent = median(bench.times([long], least=10)) - median(bench.times([chain], least=10))
         found.append((spent - kernels) / ((_LONGER - 1) * _NODES))
     return found
 
 
 def _plain(bench: Bench, kernels: Callable[[], None], least: int) -> float:
     with torch.no_grad():
-        return middle(bench.times([kernels], least=least))
+        return median(bench.times([kernels], least=least))
 
 
 def _chains(bench: Bench, turns: int) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -153,5 +154,5 @@ def _accumulate(bench: Bench, x: torch.Tensor) -> list[float]:
 
         return call
 
-    many, few = bench.times([run(leaves)]), middle(bench.times([run([one])]))
+    many, few = bench.times([run(leaves)]), median(bench.times([run([one])]))
     return [(t - few) / (_LEAVES - 1) for t in many]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from statistics import median
 
 import torch
 
 from executor.device_times import FASTEST
 from executor.kernels.bodies import body
 from executor.nvml import Meter
-from executor.probes.bench import Bench, middle
+from executor.probes.bench import Bench
 from sim.cost.power import ATTENTION, PASSES, WAITING, Turn
 from sim.work import Attention, Gemm, MemoryBound
 
@@ -50,7 +51,7 @@ def power(bench: Bench) -> None:
         _loop(bench, meter, WAITING, [lambda: bench.cuda.hold(int(1e-3 * FASTEST))], 1.5e-3)
         rested = bench.device_times([product])
         bench.add("power", "product", "bf16", WAITING, rested)
-        long, short, attended = middle(rested), middle(bench.device_times([passing])), middle(bench.device_times([attending]))
+        long, short, attended = median(rested), median(bench.device_times([passing])), median(bench.device_times([attending]))
         _loop(bench, meter, ATTENTION, [attending], attended)
         _loop(bench, meter, PASSES, [passing], short)
         for share in (*_SHARES, 0.0):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from executor.probes.bench import Bench, middle
+from executor.probes.bench import Bench
 from executor.probes.beyond import Maker, apart, beyond
 
 _TOKENS, _WIDTH, _HEADS = 8, 64, 4
@@ -48,7 +50,7 @@ def recomputed(bench: Bench) -> None:
     def spent(layers: int) -> tuple[float, int]:
         """Of one region beside what runs again, and its saved tensors."""
         region = _region(layers, bench)
-        again = middle(bench.times([lambda: region(x)], least=15))
+        again = median(bench.times([lambda: region(x)], least=15))
         return beyond(bench, model(layers, True), model(layers, False), x) - again, _kept(region, x)
 
     (bare, one), (whole, many) = spent(0), spent(_LAYERS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from executor.players.communication import all_gather, reduce_scatter
-from executor.probes.bench import Bench, middle
+from executor.probes.bench import Bench
 from executor.probes.beyond import apart, beyond
 from executor.probes.ddp import Many
 
@@ -82,9 +83,9 @@ def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
     part, full = torch.ones(_WIDTH, device=x.device), torch.ones(_WIDTH * mesh.size(), device=x.device)
     gather = scatter = 0.0
     if mesh.size() > 1:
-        gather = middle(bench.times([lambda: all_gather(full, part, group=mesh.get_group())]))
-        scatter = middle(bench.times([lambda: reduce_scatter(part, full, group=mesh.get_group())]))
-    copies = 5 * middle(bench.times([lambda: full.add_(1.0)]))
+        gather = median(bench.times([lambda: all_gather(full, part, group=mesh.get_group())]))
+        scatter = median(bench.times([lambda: reduce_scatter(part, full, group=mesh.get_group())]))
+    copies = 5 * median(bench.times([lambda: full.add_(1.0)]))
     bench.add("host", "fsdp_parameter", "", (), [parameter / 2])
     bench.add("host", "fsdp_unit", "", (), [max(1e-6, few - _TENSORS[0] * parameter - 2 * gather - scatter - copies) / 2])
 
@@ -132,7 +133,7 @@ def _optimizers(bench: Bench, mesh: DeviceMesh) -> None:
         parameters = [nn.Parameter(tensor(split)) for _ in range(count)]
         for parameter in parameters:
             parameter.grad = tensor(split)
-        return middle(bench.times([make(parameters).step]))
+        return median(bench.times([make(parameters).step]))
 
     for name, make in makers.items():
         grown = {split: seconds(make, 24, split) - seconds(make, 8, split) for split in (True, False)}

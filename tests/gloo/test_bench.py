@@ -6,6 +6,7 @@ import mmap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.probes import ddp as probe_ddp
-from executor.probes.bench import Bench, middle
+from executor.probes.bench import Bench
 from executor.probes.host import _accumulate, _autograd
 from executor.ranks.world import World
 from tests.gloo.gpu_standin import StandIn, alone
@@ -109,7 +110,7 @@ def test_a_node_of_autograd_is_timed_without_the_hand_over_of_a_backward(tmp_pat
     real = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", hand_over)
     monkeypatch.setattr(Bench, "times", times)
-    found = {kind: middle(_autograd(Bench(alone(tmp_path, kind), quick=True, cuda=StandIn()))) for kind in ("cpu", "cuda")}
+    found = {kind: median(_autograd(Bench(alone(tmp_path, kind), quick=True, cuda=StandIn()))) for kind in ("cpu", "cuda")}
     assert found["cpu"] - found["cuda"] == pytest.approx(5e-6), "an eighth of the hand-over"
 
 

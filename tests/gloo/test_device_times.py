@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from executor import stock
 from executor.device_times import DeviceTimer, around
@@ -184,7 +185,7 @@ def test_launches_and_views_have_their_own_rows(bench: Bench) -> None:
 
 def test_collectives_are_timed_by_events(bench: Bench) -> None:
     calls: list[int] = []
-    found, cpu = probe_comm._repeat(bench, lambda: calls.append(1), 1 << 20)
+    found, cpu = probe_comm._repeat(bench, lambda: calls.append(1), 1 << 20, dist.group.WORLD)
     assert len(found) >= 3 and len(calls) >= 15 and cpu == 0.0
 
 
@@ -204,7 +205,7 @@ def test_clocks_are_up_again_when_ranks_have_connected(bench: Bench, monkeypatch
 def test_the_launch_of_a_collective_is_not_in_it(launch: float, kernel: float, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     device = StandIn(simulated=True)
     monkeypatch.setattr(bench, "cuda", device)
-    found, _ = probe_comm._repeat(bench, lambda: device.kernel(launch, kernel), 1 << 20)
+    found, _ = probe_comm._repeat(bench, lambda: device.kernel(launch, kernel), 1 << 20, dist.group.WORLD)
     assert found == [pytest.approx(kernel, rel=0.02)] * len(found)
 
 
