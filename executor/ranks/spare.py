@@ -18,11 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from topologies.thismachine import cores
-
 PATIENCE = 90.0
 """Seconds that importing may take; what has not come by then is left out."""
-_MOST = 8
 READY = b"ready\n"
 
 
@@ -103,9 +100,9 @@ _kept: ContextVar[Spares | None] = ContextVar("_kept", default=None)
 
 
 @contextmanager
-def spares(count: int = 0) -> Iterator[None]:
-    """Ranks that are launched inside, by themselves, find a process that has imported torch. `count`: how many wait at a time; 0: by the cores."""
-    own = Spares(count or max(1, min(_MOST, cores() // 2)))
+def spares(count: int) -> Iterator[None]:
+    """Ranks that are launched inside, by themselves, find a process that has imported torch. `count`: how many wait at a time."""
+    own = Spares(count)
     before = _kept.set(own)
     try:
         yield

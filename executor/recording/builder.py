@@ -46,7 +46,7 @@ def precision_of(inputs: Sequence[Input], wanted: str = "") -> str:
     return wanted or next((one.dtype for one in inputs if one.dtype in PRECISIONS), "fp32")
 
 
-def load_builder(name: str, trust: bool = True) -> Callable[[], Any]:
+def load_builder(name: str, trust: bool) -> Callable[[], Any]:
     """`package.module:function` that returns a module. Raises `BadInput`, or `Refused` without `trust`: nothing is imported then."""
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:

@@ -7,6 +7,7 @@ when something is captured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,6 @@ from topologies.errors import BadInput
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Input", "capture", "capture_to", "load_builder", "read_input", "save"]
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 1}
 SUFFIX = ".model.json"
 
@@ -76,7 +76,7 @@ def capture(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], *, 
         high=tuple(kind[1] for kind in kinds),
         third=tuple(kind[2] for kind in kinds if len(kind) > 2),
         unseen=tuple(sorted(passes[0].unseen)),
-        sample_bytes=sum(_BYTES[precision if one.dtype in PRECISIONS else one.dtype] * _count(one.shape[1:]) for one in inputs),
+        sample_bytes=sum(_BYTES[precision if one.dtype in PRECISIONS else one.dtype] * math.prod(one.shape[1:]) for one in inputs),
         seq=first.shape[1] if first.dtype.startswith("int") and len(first.shape) > 1 else 1,
     )
 
@@ -88,10 +88,3 @@ def save(model: Captured, path: str | Path) -> Path:
         raise BadInput(f"a captured model's file ends in {SUFFIX}, not {target.name}")
     target.write_bytes(msgspec.json.encode(model))
     return target
-
-
-def _count(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total

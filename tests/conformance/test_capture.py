@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from executor.recording.capture import Input, capture, load_builder, read_input, save  # noqa: E402
+from executor.recording.builder import load_builder, read_input  # noqa: E402
+from executor.recording.capture import Input, capture, save  # noqa: E402
 from sim.framework.framework import Framework  # noqa: E402
 from sim.memory.report import memory_of  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
@@ -200,10 +201,10 @@ def test_inputs_and_builders_are_read() -> None:
         with pytest.raises(BadInput, match="cannot read input"):
             read_input(wrong)
     with pytest.raises(BadInput, match=r"Write package\.module:function"):
-        load_builder("torch.nn")
+        load_builder("torch.nn", trust=True)
     with pytest.raises(BadInput, match="cannot load no_such_package"):
-        load_builder("no_such_package:build")
-    assert load_builder("torch.nn:Identity") is nn.Identity
+        load_builder("no_such_package:build", trust=True)
+    assert load_builder("torch.nn:Identity", trust=True) is nn.Identity
 
 
 class Named(nn.Module):
