@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 
 from executor.nvml import library
+from executor.ranks.environment import leads
 from executor.sampling import beside
+from sim.files.runs import write_atomic
 
 PERIOD = 0.1
 """Seconds between samples. A kernel counts processor time in ticks of 1-10 ms: one sample is good to some 10 %, their mean is not blurred."""
@@ -52,15 +54,18 @@ class Usage(msgspec.Struct):
 
 @contextmanager
 def watched(folder: Path, period: float = PERIOD) -> Iterator[Usage]:
-    """Samples while the body runs, then writes `folder/usage.json`, also where the body fails."""
+    """Samples while the body runs, then writes `folder/usage.json`, also where the body fails. Of ranks that a launcher started, the first one does:
+    they share the folder, and each would sample beside its own steps."""
     usage = Usage([], period)
+    if not leads():
+        yield usage
+        return
     try:
         with beside(partial(_watch, usage), period):
             yield usage
     finally:
         with suppress(OSError):  # a full disk must not hide why the run ended
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "usage.json").write_bytes(msgspec.json.encode(usage))
+            write_atomic(folder / "usage.json", msgspec.json.encode(usage))
 
 
 def _watch(usage: Usage, stop: threading.Event) -> None:

@@ -109,3 +109,12 @@ def test_the_monitor_sees_the_run(tmp_path: Path) -> None:
     assert found == usage and len(found.samples) >= 3
     assert all(0 <= share <= 1 for sample in found.samples for share in sample.cores)
     assert found.cpu > 0
+
+
+def test_of_ranks_that_a_launcher_started_one_monitors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All wrote the same file, one over the other, and each sampled beside its own steps."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with watched(tmp_path, period=0.01) as usage:
+        time.sleep(0.1)
+    assert not usage.samples and not list(tmp_path.iterdir())
