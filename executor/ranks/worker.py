@@ -22,6 +22,7 @@ import msgspec
 
 from executor.ranks.beat import Beat
 from executor.ranks.environment import Place
+from executor.ranks.spare import READY, Order
 from topologies.errors import BadInput
 
 _PR_SET_PDEATHSIG = 1
@@ -134,12 +135,15 @@ def _write(path: Path, data: bytes) -> None:
     part.replace(path)
 
 
-def ordered(says: int) -> tuple[Path, int]:
-    """Imports what ranks need, without a look at the devices, and waits for the task's file and the rank. Ends where none comes."""
-    from executor.ranks.spare import READY, Order
-
+def prepared() -> None:
+    """Imports what ranks need, without a look at the devices."""
     for name in _BEFORE:
         importlib.import_module(name)
+
+
+def ordered(says: int) -> tuple[Path, int]:
+    """Prepares, says so, and waits for the task's file and the rank. Ends where none comes."""
+    prepared()
     if importlib.import_module("torch").cuda.is_initialized():
         os._exit(1)  # it would hold memory of the GPU, and what the environment says of CUDA would come too late
     os.write(says, READY)
@@ -147,7 +151,11 @@ def ordered(says: int) -> tuple[Path, int]:
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(0)
-    order = msgspec.json.decode(line, type=Order)
+    return begun(msgspec.json.decode(line, type=Order))
+
+
+def begun(order: Order) -> tuple[Path, int]:
+    """The task's file and the rank that this process is from now on, with that rank's environment and log."""
     os.environ.clear()
     os.environ.update(order.variables)
     log, nothing = os.open(order.log, os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)

@@ -105,14 +105,9 @@ def _begin(order: Order) -> None:
     """The rank's whole life, in a session of its own; it ends with its mother, and she with the tests."""
     os.setsid()
     worker.die_with_parent(_MOTHER)
-    os.environ.clear()
-    os.environ.update(order.variables)
-    log, nothing = os.open(order.log, os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
-    for here, there in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(here, there)
+    path, rank = worker.begun(order)
     importlib.import_module("executor.ranks.world").World.touch_memory = lambda _: None
-    path = Path(order.task)
-    worker.run_rank(msgspec.json.decode(path.read_bytes(), type=worker.Task), order.rank, path.parent)
+    worker.run_rank(msgspec.json.decode(path.read_bytes(), type=worker.Task), rank, path.parent)
 
 
 def _serve() -> None:
@@ -146,6 +141,5 @@ _MOTHER = os.getpid()
 
 if __name__ == "__main__":
     worker.die_with_parent(os.getppid())
-    for name in worker._BEFORE:
-        importlib.import_module(name)
+    worker.prepared()
     _serve()
