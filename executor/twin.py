@@ -103,7 +103,7 @@ def _whole(found: Calibration, path: Path, say: Say) -> Calibration:
 
 def _stale(found: Calibration) -> str:
     """Why the calibration says nothing of what runs here now; "" where it does."""
-    now = {"torch": _torch()} | ({"driver": driver()} if found.device == "cuda" else {})
+    now = {"torch": torch_version()} | ({"driver": driver()} if found.device == "cuda" else {})
     other = [
         f"{what} {found.versions.get(what) or 'unknown'}, here is {here}"
         for what, here in now.items()
@@ -122,10 +122,11 @@ def _age(found: Calibration) -> timedelta:
     return datetime.now(made.tzinfo) - made
 
 
-def _torch() -> str:
+def torch_version() -> str:
+    """What plays and trains here."""
     import torch
 
-    return torch.__version__
+    return str(torch.__version__)
 
 
 def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None = None, say: Say = print) -> Twin:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from executor.twin import Say
 from topologies.load import Topology
-
-Say = Callable[[str], None]
 
 
 class Site(msgspec.Struct, kw_only=True):
@@ -36,10 +34,3 @@ class Site(msgspec.Struct, kw_only=True):
 def gpu_name(machine: Topology, device: str) -> str:
     """The catalog's name of the GPU, as folders are called; `cpu` without one."""
     return machine.device(0).name if device == "cuda" else "cpu"
-
-
-def torch_version() -> str:
-    """What plays and trains here."""
-    import torch
-
-    return str(torch.__version__)

@@ -23,11 +23,12 @@ import msgspec
 from executor.nvml import device_facts, driver
 from executor.ranks.environment import on_gpus
 from executor.ranks.spare import spares
+from executor.twin import Say, torch_version
 from executor.validation.gpu_calibration import ONE, probe
 from executor.validation.gpu_cases import Case, cases, this_machine, visible_gpus
 from executor.validation.gpu_measure import case_key, row_of
 from executor.validation.gpu_rows import Row, Summary, rates, read_row, summary
-from executor.validation.gpu_site import Say, Site, gpu_name, torch_version
+from executor.validation.gpu_site import Site, gpu_name
 from sim.cost.calibration import load_calibration
 from sim.files.runs import environment, write_atomic, write_json
 from topologies.errors import BadInput, UnknownName

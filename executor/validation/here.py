@@ -9,7 +9,7 @@ training); the table says how far off the step time is, and whether the predicti
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import combinations
 from math import lcm
 from pathlib import Path
@@ -19,7 +19,7 @@ import msgspec
 from executor.repeats import means
 from executor.stock import PROFILED, StockResult, run_stock
 from executor.training.limits import check_stock
-from executor.twin import calibrated, run_program
+from executor.twin import Say, calibrated, run_program
 from executor.validation.here_plans import INPUTS, KINDS, MODELS, SHIPPED
 from sim.align import Measured
 from sim.files.planfile import load_plan
@@ -34,7 +34,6 @@ from sim.timeline.metrics import Breakdown, breakdown, step_times
 from sim.trace import Trace
 from topologies.errors import Refused, SteptwinError, UnknownName
 
-Say = Callable[[str], None]
 APART = 0.15
 """Measured medians that differ by more than this share must be ranked right."""
 

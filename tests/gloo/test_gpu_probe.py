@@ -144,7 +144,7 @@ def test_a_table_that_hangs_is_not_tried_for_ever(tmp_path: Path, monkeypatch: p
 def test_another_driver_or_torch_makes_a_calibration_stale(what: str, here: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(twins, "driver", lambda: "570.1")
     if what == "torch":
-        monkeypatch.setattr(twins, "_torch", lambda: here)
+        monkeypatch.setattr(twins, "torch_version", lambda: here)
     else:
         monkeypatch.setattr(twins, "driver", lambda: here)
     assert re.search(why, twins._stale(_known())) and bool(twins._stale(_known())) == bool(why)

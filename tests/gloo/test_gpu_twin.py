@@ -18,11 +18,12 @@ from executor.doctor import doctor
 from executor.play import PlayResult
 from executor.ranks.environment import ON_GPUS
 from executor.stock import StockResult
+from executor.twin import torch_version
 from executor.validation import gpu_calibration, gpu_cases, gpu_fit, gpu_measure, gpu_run, gpu_twin
 from executor.validation.gpu_cases import cases, shared_machine, slow
 from executor.validation.gpu_measure import NOT_RUN
 from executor.validation.gpu_rows import Row
-from executor.validation.gpu_site import Site, torch_version
+from executor.validation.gpu_site import Site
 from executor.validation.gpu_twin import twin_gpu
 from reports.pages.gpu import main as page_main
 from sim.cost.calibration import Calibration, Sample, load_calibration, save_calibration
