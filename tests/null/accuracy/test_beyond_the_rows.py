@@ -13,7 +13,19 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize(("plan", "at"), [("mt-nlg-530b-2k", 0), ("nemotron4-340b-6k", 2), ("deepseek-v3-2k", 0)])
+@pytest.mark.parametrize(
+    ("plan", "at"),
+    [
+        ("mt-nlg-530b-2k", 0),
+        ("nemotron4-340b-6k", 2),
+        ("deepseek-v3-2k", 0),
+        ("gpt3-175b-12k", 4),
+        ("llama2-70b-fsdp128", 3),
+        ("bloom-176b-384", 0),
+        ("glm-130b-768", 0),
+        ("pythia-6.9b-128", 3),
+    ],
+)
 def test_the_seconds_that_readme_shows(plan: str, at: int) -> None:
     """`at`: which of a row's sizes of machine the shipped plan is for."""
     row = next(line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if line.startswith("| ") and f"`{plan}`" in line)
