@@ -22,7 +22,8 @@ def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
     if zero == 3:
         found |= {"fsdp", *(("efsdp",) if has_experts and mesh.apart else ())}
     if plan.task != "forward":
-        found |= _summed(plan, framework, mesh, zero, has_experts and mesh.apart)
+        trained = any(part.expert and not part.frozen for block in network.kinds for part in block.parts)
+        found |= _summed(plan, framework, mesh, zero, trained and mesh.apart)
     return {axis for axis in found if mesh.size(axis) > 1}
 
 

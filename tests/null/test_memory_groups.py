@@ -46,7 +46,7 @@ def plans() -> list[dict[str, Any]]:
     return split + [GPT | {"parallel": {key: size} | zero} | more for more in MORE for key, size, zero in (
         ("dp_replicate", 4, {}), ("dp_shard", 4, {"zero": 3}), ("dp_shard", 4, {"zero": 1}), ("tp", 2, {}))] + [
         MOE | {"parallel": p | {"zero": 1}} | more for p in EXPERTS
-        for more in ({"framework": "megatron-core", "optimizer": {"name": "muon"}}, {"framework": "internevo"})]  # fmt: skip
+        for more in ({"framework": "megatron-core", "optimizer": {"name": "muon"}}, {"framework": "internevo"}, {"task": "lora"})]  # fmt: skip
 
 
 @pytest.mark.no_cover
