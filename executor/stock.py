@@ -93,7 +93,6 @@ def run_stock(
     Raises `Refused` for plans that the stock path does not do, `RunFailed` when a rank dies or hangs; step times until
     then stay in `folder` (`executor.ranks.launch.partial_steps`).
     """
-
     check_stock(check(plan), model_of(plan))
     folder = Path(folder)
     write_samples(plan, folder / "data")

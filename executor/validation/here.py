@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from executor.repeats import means
-from executor.stock import PROFILED, StockResult, run_stock
+from executor.stock import PROFILED, WARMUP, StockResult, run_stock
 from executor.training.limits import check_stock
 from executor.twin import Say, calibrated, run_program
 from executor.validation.here_plans import INPUTS, KINDS, MODELS, SHIPPED
@@ -168,7 +168,7 @@ def trained(plan: Plan, folder: Path, steps: int) -> tuple[StockResult, list[flo
     """A stock run of whole periods of what happens every few steps, and its step times, each the mean over one period."""
     every = period(plan)
     whole = -(-steps // every) * every
-    stock = run_stock(plan, folder, whole, warmup=-(-5 // every) * every, profile=-(-PROFILED // every) * every)
+    stock = run_stock(plan, folder, whole, warmup=-(-WARMUP // every) * every, profile=-(-PROFILED // every) * every)
     return stock, means(stock.step_times, every)
 
 
