@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 
+from executor.kernels.site import Body
+
 _OUTPUTS = 2
 """Outputs that an operator has beside the first, at most, whose gradients its node asks for: a fused norm's inverse deviations."""
 
 
-def backward(out: torch.Tensor, inputs: Sequence[torch.Tensor], grad: torch.Tensor) -> Callable[[], object]:
+def backward(out: torch.Tensor, inputs: Sequence[torch.Tensor], grad: torch.Tensor) -> Body:
     """A call that gives the gradients of `inputs` again and again. On a GPU the engine hands each call to the device's thread and waits for it, some
     tens of microseconds of the host, once in a training step: there the operator's node is called where nothing lies between it and `inputs`."""
     node = _alone(out, inputs, grad) if out.device.type == "cuda" else None
     return node or (lambda: torch.autograd.grad(out, tuple(inputs), grad, retain_graph=True))
 
 
-def _alone(out: torch.Tensor, inputs: Sequence[torch.Tensor], grad: torch.Tensor) -> Callable[[], object] | None:
+def _alone(out: torch.Tensor, inputs: Sequence[torch.Tensor], grad: torch.Tensor) -> Body | None:
     """The node of `out`, called by this thread; None where the graph has others."""
     node: Any = out.grad_fn
     leaves = [getattr(before, "variable", None) for before, _ in node.next_functions if before is not None]

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from executor.arena import Arena, too_large
 from executor.kernels.backward import backward
 from executor.kernels.memory_bound import memory_kernel
+from executor.kernels.site import Body
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import Refused
 from topologies.units import show_size
 
-Body = Callable[[], object]
 Take = Callable[..., torch.Tensor]
 DTYPES = {
     "fp32": torch.float32,

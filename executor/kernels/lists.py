@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from executor.kernels.site import Call, Site
+from executor.kernels.site import Body, Site
 from sim.work import BLOCK, LISTED
 
 _WIDE = 8
@@ -23,7 +23,7 @@ def _list(s: Site) -> list[torch.Tensor]:
     return [s.arena.distant(size, dtype=s.dtype) for _ in range(count)]
 
 
-def _add_in_place(s: Site) -> Call:
+def _add_in_place(s: Site) -> Body:
     # Times nothing, and `_scale_in_place` times one: see `executor.kernels.elementwise`.
     a, b = _list(s), _list(s)
     if s.inputs < 3:
@@ -32,17 +32,17 @@ def _add_in_place(s: Site) -> Call:
     return lambda: torch._foreach_addcmul_(a, b, c, value=0.0)
 
 
-def _add(s: Site) -> Call:
+def _add(s: Site) -> Body:
     a, b = _list(s), _list(s)
     return lambda: torch._foreach_add(a, b)
 
 
-def _scale_in_place(s: Site) -> Call:
+def _scale_in_place(s: Site) -> Body:
     a = _list(s)
     return lambda: torch._foreach_mul_(a, 1.0)
 
 
-def _scale(s: Site) -> Call:
+def _scale(s: Site) -> Body:
     a = _list(s)
     if s.inputs < 2:
         return lambda: torch._foreach_mul(a, 0.5)
@@ -50,17 +50,17 @@ def _scale(s: Site) -> Call:
     return lambda: torch._foreach_mul(a, b)
 
 
-def _sqrt(s: Site) -> Call:
+def _sqrt(s: Site) -> Body:
     a = [x.abs().add_(1e-6) for x in _list(s)]  # a root of zero, or of what has none, takes longer on CPUs and GPUs
     return lambda: torch._foreach_sqrt(a)
 
 
-def _norm(s: Site) -> Call:
+def _norm(s: Site) -> Body:
     a = _list(s)
     return lambda: torch._foreach_norm(a)
 
 
-def _copy(s: Site) -> Call:
+def _copy(s: Site) -> Body:
     """A copy, or a cast of as many bytes."""
     to, source = _list(s), _list(s)
     if s.work.read != s.work.written:
@@ -69,7 +69,7 @@ def _copy(s: Site) -> Call:
     return lambda: torch._foreach_copy_(to, source)
 
 
-KERNELS: dict[str, Callable[[Site], Call]] = {
+KERNELS: dict[str, Callable[[Site], Body]] = {
     LISTED + what: made
     for what, made in (
         ("add_", _add_in_place),

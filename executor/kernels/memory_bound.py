@@ -6,7 +6,7 @@ import torch
 
 from executor.arena import Arena
 from executor.kernels import elementwise, lists, rows, updates
-from executor.kernels.site import Call, Site
+from executor.kernels.site import Body, Site
 from sim.cost.variant import HALVES, variant
 from sim.optimizers import OPTIMIZERS
 from sim.work import MemoryBound
@@ -14,11 +14,11 @@ from sim.work import MemoryBound
 _KERNELS = elementwise.KERNELS | rows.KERNELS | lists.KERNELS
 
 
-def memory_kernel(work: MemoryBound, arena: Arena, dtype: torch.dtype) -> Call:
+def memory_kernel(work: MemoryBound, arena: Arena, dtype: torch.dtype) -> Body:
     """The call for one work; kinds without a kernel of their own run as a copy or an add of the same bytes."""
     site, name = Site(work, arena, dtype), variant(work).removesuffix(HALVES)
     return _KERNELS.get(name, updates.update if name in OPTIMIZERS else _plain)(site)
 
 
-def _plain(site: Site) -> Call:
+def _plain(site: Site) -> Body:
     return rows.reduce(site) if site.work.written == 0 else elementwise.plain(site)

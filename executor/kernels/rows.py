@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from executor.kernels.backward import backward
-from executor.kernels.site import Call, Site
+from executor.kernels.site import Body, Site
 
 aten = torch.ops.aten
 
 
-def reduce(s: Site) -> Call:
+def reduce(s: Site) -> Body:
     """Sums all, or over the rows that leave as much as the work writes."""
     count = max(1, s.work.read // s.dtype.itemsize)
     width = max(1, min(count, s.work.written // s.dtype.itemsize)) if s.work.written else count
@@ -21,24 +21,24 @@ def reduce(s: Site) -> Call:
     return (lambda: a.sum(0)) if s.work.written else (lambda: a.sum())
 
 
-def _norm_of_vector(s: Site) -> Call:
+def _norm_of_vector(s: Site) -> Body:
     a = s.arena.distant(max(1, s.work.read // s.dtype.itemsize), dtype=s.dtype)
     return lambda: torch.linalg.vector_norm(a)
 
 
-def _layernorm(s: Site) -> Call:
+def _layernorm(s: Site) -> Body:
     a, w, b = s.table(), s.arena.recent(s.width, dtype=s.dtype), s.arena.recent(s.width, dtype=s.dtype)
     return lambda: aten.native_layer_norm(a, [s.width], w, b, 1e-5)
 
 
-def _layernorm_backward(s: Site) -> Call:
+def _layernorm_backward(s: Site) -> Body:
     a, w, b = s.table(far=True), s.arena.recent(s.width, dtype=s.dtype), s.arena.recent(s.width, dtype=s.dtype)
     _, mean, rstd = aten.native_layer_norm(a, [s.width], w, b, 1e-5)
     g = s.table()
     return lambda: aten.native_layer_norm_backward(g, a, [s.width], mean, rstd, w, b, [True, False, False])
 
 
-def _layernorm_weights(s: Site) -> Call:
+def _layernorm_weights(s: Site) -> Body:
     """What a norm's backward does after its input's gradient: on a GPU a kernel of its own, with a block of threads for each 32 columns."""
     width = max(1, s.width // 2)  # input and gradient are read
     a, g = (take(s.rows, width, dtype=s.dtype) for take in (s.arena.distant, s.arena.recent))
@@ -47,7 +47,7 @@ def _layernorm_weights(s: Site) -> Call:
     return lambda: aten.native_layer_norm_backward(g, a, [width], mean, rstd, w, b, [False, True, True])
 
 
-def _rmsnorm(s: Site) -> Call:
+def _rmsnorm(s: Site) -> Body:
     a, w = s.table().requires_grad_(), s.arena.recent(s.width, dtype=s.dtype).requires_grad_()
 
     def run() -> torch.Tensor:
@@ -57,7 +57,7 @@ def _rmsnorm(s: Site) -> Call:
     return run
 
 
-def _rmsnorm_backward(s: Site) -> Call:
+def _rmsnorm_backward(s: Site) -> Body:
     a = s.table(far=True).detach().requires_grad_()
     w = s.arena.recent(s.width, dtype=s.dtype)
     with torch.enable_grad():
@@ -81,50 +81,50 @@ def _map(s: Site, far: bool = False) -> torch.Tensor:
     return take(*shape, dtype=s.dtype)
 
 
-def _batchnorm(s: Site) -> Call:
+def _batchnorm(s: Site) -> Body:
     a, w, b = _map(s), s.arena.recent(s.rows, dtype=s.dtype), s.arena.recent(s.rows, dtype=s.dtype)
     return lambda: aten.native_batch_norm(a, w, b, None, None, True, 0.1, 1e-5)
 
 
-def _batchnorm_backward(s: Site) -> Call:
+def _batchnorm_backward(s: Site) -> Body:
     a, w, b = _map(s, far=True), s.arena.recent(s.rows, dtype=s.dtype), s.arena.recent(s.rows, dtype=s.dtype)
     _, mean, inverse = aten.native_batch_norm(a, w, b, None, None, True, 0.1, 1e-5)
     g = _map(s)
     return lambda: aten.native_batch_norm_backward(g, a, w, None, None, mean, inverse, True, 1e-5, [True, True, True])
 
 
-def _over_rows(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Call]:
+def _over_rows(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Body]:
     """softmax, or the logarithms that a loss takes: those have kernels of their own, for rows that are read again."""
 
-    def made(s: Site) -> Call:
+    def made(s: Site) -> Body:
         a = s.table()
         return lambda: kernel(a, -1)
 
     return made
 
 
-def _over_rows_backward(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Call]:
-    def made(s: Site) -> Call:
+def _over_rows_backward(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Body]:
+    def made(s: Site) -> Body:
         g, y = s.table(), s.table(far=True)
         return lambda: kernel(g, y, -1, s.dtype)
 
     return made
 
 
-def _cross_entropy(s: Site) -> Call:
+def _cross_entropy(s: Site) -> Body:
     """log_softmax and the loss read logits and write as many; backward writes them again."""
     logits = s.table()
     target = s.arena.indices(s.rows, s.width)
     return lambda: F.cross_entropy(logits, target)
 
 
-def _embedding(s: Site) -> Call:
+def _embedding(s: Site) -> Body:
     table = s.arena.distant(4096, s.width, dtype=s.dtype)
     rows = s.arena.indices(s.rows, 4096)
     return lambda: F.embedding(rows, table)
 
 
-def _embedding_backward(s: Site) -> Call:
+def _embedding_backward(s: Site) -> Body:
     """The dense gradient of the table: zeroed, then rows are added."""
     count = max(1, s.work.written // s.dtype.itemsize // s.width)
     taken = max(1, min(s.rows, s.work.read // s.dtype.itemsize // s.width))
@@ -137,20 +137,20 @@ def _side(elements: int) -> int:
     return max(2, int((elements // 16) ** 0.5))
 
 
-def _pool(s: Site) -> Call:
+def _pool(s: Site) -> Body:
     side = _side(s.work.read // s.dtype.itemsize)
     a = s.arena.recent(1, 16, side, side, dtype=s.dtype)
     return lambda: aten.max_pool2d_with_indices(a, [2, 2])
 
 
-def _pool_backward(s: Site) -> Call:
+def _pool_backward(s: Site) -> Body:
     side = _side(s.n)
     a = s.arena.recent(1, 16, side, side, dtype=s.dtype)
     out, at = aten.max_pool2d_with_indices(a, [2, 2])
     return lambda: aten.max_pool2d_with_indices_backward(out, a, [2, 2], [2, 2], [0, 0], [1, 1], False, at)
 
 
-KERNELS: dict[str, Callable[[Site], Call]] = {
+KERNELS: dict[str, Callable[[Site], Body]] = {
     "reduce": reduce,
     "norm": _norm_of_vector,
     "layernorm": _layernorm,

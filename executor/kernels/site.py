@@ -9,7 +9,8 @@ import torch
 from executor.arena import Arena
 from sim.work import MemoryBound
 
-Call = Callable[[], object]
+Body = Callable[[], object]
+"""A kernel that is ready to run, its buffers made."""
 _WIDTH = 1024
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from executor.arena import Arena
-from executor.kernels.site import Call, Site
+from executor.kernels.site import Body, Site
 from sim.optimizers import OPTIMIZERS
 from sim.work import HostWork, MemoryBound
 
@@ -13,7 +13,7 @@ FUSED = ("sgd", "momentum", "adam", "adamw", "adagrad")
 """What torch has fused updates of."""
 
 
-def update(s: Site) -> Call:
+def update(s: Site) -> Body:
     """A fused update of one flat fp32 parameter with the work's bytes, by torch's kernel for it or for one that is `like` it."""
     what = s.work.what if s.work.what in FUSED else OPTIMIZERS[s.work.what].like
     count = max(1, int((s.work.read + s.work.written) // (4 * sum(OPTIMIZERS[what].fused))))
@@ -34,7 +34,7 @@ def update(s: Site) -> Call:
     )
 
 
-def on_host(work: HostWork, arena: Arena) -> Call:
+def on_host(work: HostWork, arena: Arena) -> Body:
     """The fused AdamW update of so many elements in host memory, in which updates there are counted."""
     count = max(1, int(work.count))
     read, written = OPTIMIZERS["adamw"].fused

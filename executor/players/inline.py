@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from executor.arena import Arena, of_cpu
-from executor.kernels.bodies import Body, in_turn, spin
+from executor.kernels.bodies import in_turn, spin
+from executor.kernels.site import Body
 from executor.players.communication import Issue, communication, make_groups
 from executor.players.disk import copy_file
 from executor.players.feeder import Crossing, Kept

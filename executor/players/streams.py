@@ -22,7 +22,8 @@ import torch
 
 from executor.arena import Arena, free_memory, of_gpu
 from executor.device_times import around
-from executor.kernels.bodies import Body, in_turn, spin
+from executor.kernels.bodies import in_turn, spin
+from executor.kernels.site import Body
 from executor.players.communication import Group, communication, connect, make_groups
 from executor.players.disk import copy_file
 from executor.players.events import Cuda, wake
