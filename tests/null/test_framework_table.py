@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,3 +126,9 @@ def test_a_base_that_is_none(added: Callable[[str, str], None], base: str, words
     added("theirs", f'base = "{base}"')
     with pytest.raises(BadInput, match=words):
         load_framework("ours")
+
+
+def test_every_shipped_one_has_a_source() -> None:
+    """Its base's would stand for habits that the base has not; a second name for a framework needs none."""
+    trees = {name: tomllib.loads(path.read_text("utf-8")) for name, path in framework.frameworks().items()}
+    assert [name for name, tree in trees.items() if not tree.get("source") and tree.keys() - {"name", "base"}] == []
