@@ -45,12 +45,6 @@ class Usage(msgspec.Struct):
     samples: list[Sample]
     period: float = PERIOD
 
-    @property
-    def cpu(self) -> float:
-        """Mean share of all cores, 0 to 1; 0 without samples."""
-        shares = [sum(s.cores) / len(s.cores) for s in self.samples if s.cores]
-        return sum(shares) / len(shares) if shares else 0.0
-
 
 @contextmanager
 def watched(folder: Path, period: float = PERIOD) -> Iterator[Usage]:
