@@ -184,7 +184,7 @@ def _alone(world: World) -> list[Callable[[Bench], None]]:
 
 
 def _only_together() -> list[Callable[[Bench], None]]:
-    """What one rank, which measures all that a rank measures by itself, leaves out."""
+    """Of what a rank measures by itself, what takes several: a probe of one rank has all else."""
     from executor.probes.sharded import sharded
 
     return [sharded]

@@ -78,9 +78,9 @@ def launch(
     have them. Raises `RunFailed`; `BadInput` where another run is at work in `folder`; a `BadInput` that a rank raised comes back as such.
     """
     at = place()
-    for name, value in (variables or {}).items() if at is not None else ():
-        os.environ.setdefault(name, value)  # read when CUDA begins: too late where this process has used it
     if at is not None:
+        for name, value in (variables or {}).items():
+            os.environ.setdefault(name, value)  # read when CUDA begins: too late where this process has used it
         return _in_place(at, function, argument, ranks, folder, result, stall)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
