@@ -26,6 +26,7 @@ from sim.framework.chosen import framework_of, sharded_alone
 from sim.lower.output import due
 from sim.model.specs.spec import ModelSpec
 from sim.plan import Plan
+from sim.rules import mesh_of
 from sim.setting.bind import model_of, shape_of
 
 if TYPE_CHECKING:
@@ -162,16 +163,21 @@ class Trainer:
             with torch.profiler.record_function("output"):
                 self._write(number, loss)
 
+    @property
+    def _knows(self) -> bool:
+        """The loss: in a pipeline its last stage does."""
+        return self.pipeline is None or self.pipeline.last
+
     def _write(self, number: int, loss: Tensor) -> None:
         """Logs, synchronises and saves, each where the step's number asks for it."""
         out = self.plan.output
-        if due(out.log_every, number):
+        if self._knows and due(out.log_every, number):
             text = f"step {number} loss {loss.item():.5f}"
-            if self.world.rank == 0:
+            if not any(place for axis, place in mesh_of(self.plan).coordinates(self.world.rank).items() if axis != "pp"):
                 self._say("train.log", text)
-        if due(out.item_every, number):
+        if self._knows and due(out.item_every, number):
             loss.item()
-        if due(out.print_every, number):
+        if self._knows and due(out.print_every, number):
             self._say(f"print-{self.world.rank}.log", loss)
         if due(out.sync_every, number):
             self.world.synchronize()
@@ -199,9 +205,7 @@ class Trainer:
 
     def losses(self) -> list[float]:
         """The loss of every step, of this rank's samples."""
-        if self.pipeline is not None and not self.pipeline.last:
-            return []
-        return [float(loss) for loss in self._losses.tolist()]
+        return [float(loss) for loss in self._losses.tolist()] if self._knows else []
 
     def peak_memory(self) -> int:
         """Bytes: the allocator's peak on CUDA, the process's peak resident set on a CPU."""

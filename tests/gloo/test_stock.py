@@ -236,6 +236,15 @@ def test_a_second_run_in_a_folder_begins_its_logs_anew(tmp_path: Path) -> None:
     assert (tmp_path / "stock" / "print-0.log").read_text().count("tensor(") == 1
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_a_pipeline_logs_the_loss_that_its_last_stage_has(schedule: str, tmp_path: Path) -> None:
+    """The first rank, which holds the first stage, wrote a loss of 0; in a V it holds the last stage, too."""
+    found = _run(tmp_path, {"pp": 2, "schedule": schedule}, 2, output={"log_every": 1, "print_every": 5})
+    logged = [float(line.split()[3]) for line in (tmp_path / "stock" / "train.log").read_text().splitlines()]
+    assert logged == pytest.approx(found.losses, abs=1e-5) and min(logged) > 0.0
+    assert [path.name for path in (tmp_path / "stock").glob("print-*.log")] == [f"print-{int(schedule == '1f1b')}.log"]
+
+
 def test_half_a_data_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _plan({}, 8, data={"source": "disk", "sample": "4 KiB", "workers": 1, "shuffle": False})
     monkeypatch.setattr("executor.stock.write_samples", _damaged)
