@@ -28,6 +28,8 @@ except ModuleNotFoundError:
     raise
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)(?:\.|$)")
+_TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model|vision_encoder)\.")
+"""What vision-language models call their tower, whose layers are V0, V1 ... in a prediction."""
 _PARTS = (
     (re.compile(r"(q_proj|k_proj|v_proj|qkv|query_key_value|c_attn|wq|wk|wv|Wqkv|linear_qkv)$"), "attn.qkv"),
     (re.compile(r"(attn|attention)\.(o_proj|wo|out_proj|c_proj|dense|proj|linear_proj)$"), "attn.proj"),
@@ -46,12 +48,13 @@ _ENDS = (
 
 
 def op_name(module: str) -> str:
-    """`L3.attn.qkv` of `model.layers.3.self_attn.q_proj`; "" for modules that are no part of a predicted decoder."""
-    layer = _LAYER.search(module)
+    """`L3.attn.qkv` of `model.layers.3.self_attn.q_proj`, `V3.attn.qkv` of a tower's `visual.blocks.3.attn.qkv`; "" for modules that are no part of a
+    predicted decoder or tower."""
+    layer, tower = _LAYER.search(module), _TOWER.search(module)
     if layer is not None:
         part = next((part for pattern, part in _PARTS if pattern.search(module)), "")
-        return f"L{layer.group(1)}.{part}" if part else ""
-    return next((part for pattern, part in _ENDS if pattern.search(module)), "")
+        return f"{'V' if tower else 'L'}{layer.group(1)}.{part}" if part else ""
+    return "" if tower or "projector" in module else next((part for pattern, part in _ENDS if pattern.search(module)), "")
 
 
 @contextmanager

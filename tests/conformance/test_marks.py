@@ -37,6 +37,11 @@ def test_names_of_well_known_models() -> None:
         "lm_head": "head.logits",
         "model.norm": "head.norm",
         "model.layers.3": "",
+        "model.visual.blocks.3.attn.qkv": "V3.attn.qkv",
+        "vision_tower.vision_model.encoder.layers.11.mlp.fc1": "V11.mlp.up",
+        "model.language_model.layers.3.self_attn.q_proj": "L3.attn.qkv",
+        "model.visual.merger.norm": "",
+        "multi_modal_projector.norm": "",
         "something.else": "",
     }
     assert {name: op_name(name) for name in known} == known
