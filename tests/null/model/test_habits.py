@@ -207,3 +207,12 @@ def test_a_fused_projections_halves_are_read_where_they_lie_unless_something_fus
 def test_megatron_makes_the_softmax_in_place_on_one_rank_too(framework: str, working: int) -> None:
     """Beside the fp32 softmax that is kept: the 16-bit logits, or fp32 gradients before and after log_softmax."""
     assert loss(share(framework, "fp16"), 1024).working == working * 4 * 128 * 1024
+
+
+@pytest.mark.parametrize(("precision", "casts"), [("fp16", 1), ("bf16", 2)])
+def test_autocast_widens_scores_before_softmax_unless_they_are_of_fp16(precision: str, casts: int) -> None:
+    """ATen's softmax of fp16 into fp32 is one kernel, also backward; of bf16 its input is copied. What follows reads 16 bits in both."""
+    network = describe(load_model("gpt2-124m"), Shape(micro=2, seq=64, precision=precision), load_framework("pytorch-amp"), "math")
+    core = part(network, "L0", "attn.core")
+    for works in (core.forward, core.backward):
+        assert [work.what for work in works if isinstance(work, MemoryBound)].count("cast") == casts
