@@ -115,30 +115,47 @@ def _held_up(setting: Setting, pricer: Pricer, saving: float, longer: float, ste
 
     Where another thread writes them meanwhile, steps that wait for the one before are as long as the writing and what it waits for: no period is
     shorter."""
-    output, beside = setting.plan.output, setting.plan.output.checkpoint_mode == "async"
+    beside = setting.plan.output.checkpoint_mode == "async"
     if setting.plan.asynchronous:
         return _paced(setting, pricer), 0.0
-    adds = max(0.0, _once(setting, pricer) if beside else longer)
-    if setting.plan.data.workers:
-        stall = metrics.breakdown(_run(setting, Output(), pricer).trace).data_s
-        adds = _made_up(adds, setting.plan, step, stall, output.checkpoint_every)
-    return adds, saving if beside else 0.0
+    stall = metrics.breakdown(_run(setting, Output(), pricer).trace).data_s if setting.plan.data.workers else 0.0
+    if stall > _FED * step:
+        adds = _made_up(setting, pricer, step, stall)
+    else:
+        adds = _once(setting, pricer, _AFTER - 1)[0] if beside else longer
+    return max(0.0, adds), saving if beside else 0.0
 
 
 _AFTER = 4
 """Steps in which what a checkpoint holds up is made up for, or is not."""
+_STOCKED = 12
+"""Steps that are simulated at most after a checkpoint, from batches that loaders made meanwhile."""
+_FED = 0.01
+"""Of a step, what it waits for data at most where loaders do not bind."""
 
 
-def _once(setting: Setting, pricer: Pricer) -> float:
-    """Of a checkpoint that waits for none before."""
-    output = setting.plan.output
-    saves = Output(checkpoint_mode=output.checkpoint_mode, checkpoint_to=output.checkpoint_to, checkpoint_every=_AFTER)
+def _once(setting: Setting, pricer: Pricer, after: int) -> tuple[float, list[float]]:
+    """What a checkpoint that waits for none before adds to its step and those after it, and by how much shorter each of these is."""
+    output, before = setting.plan.output, max(after + 1, _AFTER)
+    saves = Output(checkpoint_mode=output.checkpoint_mode, checkpoint_to=output.checkpoint_to, checkpoint_every=before + 1)
 
-    def spent(output: Output) -> float:
+    def times(output: Output) -> list[float]:
         plan = msgspec.structs.replace(setting.plan, output=output)
-        return sum(metrics.step_times(_simulated(setting, plan, pricer, 2 * _AFTER - 1)[1])[_AFTER - 1 :])
+        # Beside the last step, which is not looked at, loaders make no next batch any more.
+        return metrics.step_times(_simulated(setting, plan, pricer, before + after + 2)[1])[before:-1]
 
-    return spent(saves) - spent(Output())
+    gains = [one - other for one, other in zip(times(Output()), times(saves), strict=True)]
+    return -sum(gains), gains[1:]
+
+
+def _made_up(setting: Setting, pricer: Pricer, step: float, stall: float) -> float:
+    """Seconds that a checkpoint adds where steps wait `stall` seconds for loaders: meanwhile these fill their stock, from which the steps until the
+    next one come without waiting, or until it is used up. What is left of it after the simulated steps goes on at the pace of the last of them."""
+    data, every = setting.plan.data, setting.plan.output.checkpoint_every
+    stock = data.prefetch * data.workers / setting.plan.microbatches * step
+    after = min(every, _STOCKED, 1 + math.ceil(stock / stall))
+    adds, gains = _once(setting, pricer, after)
+    return adds - max(0.0, min((every - after) * gains[-1], stock - sum(gains)))
 
 
 def writing_seconds(setting: Setting, pricer: Pricer) -> float:
@@ -168,14 +185,3 @@ def _saved(points: list[SyncPoint], known: set[str], run: Steps, every: int, ste
     points += spread([p for p in found if p.where != BEFORE], every, adds / every)
     points += [SyncPoint(p.op, p.where, p.per_step / every, left / every, left / every) for p in found if p.where == BEFORE]
     return (adds + left) / every
-
-
-def _made_up(adds: float, plan: Plan, step: float, stall: float, every: int) -> float:
-    """Seconds that a checkpoint of every so many steps adds, where one in each adds `adds`, and steps wait `stall` seconds for loaders.
-
-    Meanwhile these fill their stock, from which later steps come without waiting. A max-plus system's period is the longest of its cycles
-    (Baccelli et al., ch. 3): the training thread's, which never waits; the loaders', which never do; and the one that stands still until
-    the stock is full."""
-    whole = adds + stall
-    stock = plan.data.prefetch * plan.data.workers / plan.microbatches
-    return max(0.0, whole - every * stall, whole - stock * step)

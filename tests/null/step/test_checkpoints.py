@@ -99,6 +99,18 @@ def test_loaders_work_on_while_training_stands_still(preprocess: str, mode: str,
     assert found >= quiet * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(("micro", "prefetch", "mode", "every"), [
+    (16, 2, "full", 2), (8, 2, "full", 1), (8, 1, "async", 2), (4, 1, "full", 3), (4, 4, "sharded", 20), (1, 24, "full", 40)])  # fmt: skip
+def test_no_more_is_in_store_than_loaders_keep_and_no_more_lost_than_a_checkpoint_takes(
+    micro: int, prefetch: int, mode: str, every: int
+) -> None:
+    """A step of several micro-batches, for which not all batches are in store, or of less than what loaders keep."""
+    tree: dict[str, Any] = {"model": {"base": "gpt2-124m", "layers": 2}, "seq_len": 512, "batch": {"micro": micro, "global": 16}}
+    tree |= {"data": {"source": "disk", "workers": 1, "preprocess": "2 ms" if micro > 1 else "0.5 ms", "prefetch": prefetch}}
+    tree |= {"output": {"checkpoint_every": every, "checkpoint_mode": mode}}
+    assert predict(tree, "dgx-h100").step_time_s == pytest.approx(long(tree, 4 * every + 1, every), rel=2e-3)
+
+
 @pytest.mark.parametrize(("every", "to"), [(3, "disk"), (12, "store")])
 def test_steps_that_average_seldom_leave_as_much_to_wait_for_as_their_mean(every: int, to: str) -> None:
     """Of local updates a period's steps are shorter than one that averages, beside which a checkpoint is simulated."""
