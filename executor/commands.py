@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from executor.ranks.speaker import Speaker
 from sim.verbs import PlanName
+from topologies.errors import BadInput
 from topologies.verbs import AsJson, Desk, PlanSets, Steps
 
 Folder = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files; unsaid: runs/PLAN")]
@@ -100,17 +101,25 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
         steps: Steps = 30,
         as_json: AsJson = False,
         gpu: Annotated[bool, typer.Option("--gpu", help="The table of GPU plans: one GPU, all of the node, ranks that share one")] = False,
-        gpus: Annotated[int, typer.Option("--gpus", help="With --gpu: GPUs that may be used; 0: all of this node")] = 0,
-        minutes: Annotated[float, typer.Option("--minutes", help="With --gpu: no plan is begun later; the next call goes on")] = 9.0,
-        device: Annotated[str, typer.Option("--device", help="With --gpu: cpu walks the same way with tiny plans, without a GPU")] = "cuda",
-        keep: Annotated[Path, typer.Option("--keep", help="With --gpu: folder for summary and calibration, to commit")] = Path(
-            "reports/measured"
-        ),
+        gpus: Annotated[int | None, typer.Option("--gpus", help="With --gpu: GPUs that may be used; unsaid: all of this node")] = None,
+        minutes: Annotated[
+            float | None, typer.Option("--minutes", help="With --gpu: no plan is begun later, unsaid: than 9; the next call goes on")
+        ] = None,
+        device: Annotated[
+            str | None, typer.Option("--device", help="With --gpu: cpu walks the same way with tiny plans, without a GPU; unsaid: cuda")
+        ] = None,
+        keep: Annotated[
+            Path | None, typer.Option("--keep", help="With --gpu: folder for summary and calibration; unsaid: reports/measured")
+        ] = None,
     ) -> None:
         """Predicted against measured here: small plans of every kind.  Example: steptwin here ddp fsdp 1f1b"""
+        own = {"gpus": gpus, "minutes": minutes, "device": device, "keep": keep}
+        given = {name: value for name, value in own.items() if value is not None}
         if gpu:
-            _gpu_table(desk, names or None, out, steps, minutes, gpus, device, keep, as_json)
+            _gpu_table(desk, names or None, out, steps, as_json, given)
             return
+        if given:
+            raise BadInput(f"{', '.join(f'--{name}' for name in given)}: of the table of GPU plans alone. Add --gpu, or leave it out")
         from executor.validation.here import here as run
 
         rows, summary = run(names or None, out, steps, say=desk.say)
@@ -124,14 +133,13 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
         desk.show(look(), as_json, "doctor")
 
 
-def _gpu_table(
-    desk: Desk, names: list[str] | None, out: Path, steps: int, minutes: float, gpus: int, device: str, keep: Path, as_json: bool
-) -> None:
-    """`steptwin here --gpu`."""
+def _gpu_table(desk: Desk, names: list[str] | None, out: Path, steps: int, as_json: bool, given: dict[str, Any]) -> None:
+    """`steptwin here --gpu`. `given`: options of the table that are said."""
     from executor.validation.gpu_twin import twin_gpu
 
-    kept = keep if device == "cuda" else None
-    _, total, folder = twin_gpu(names, out, minutes=minutes, gpus=gpus, device=device, steps=steps, keep=kept, say=desk.say)
+    if given.get("device") != "cpu":
+        given.setdefault("keep", Path("reports/measured"))
+    _, total, folder = twin_gpu(names, out, steps=steps, say=desk.say, **given)
     found = msgspec.json.decode((folder / "summary.json").read_bytes())
     page = desk.page("gpu", folder / "report.html", found)
     shares = {
