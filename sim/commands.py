@@ -187,6 +187,7 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
 _COLLECTIVES = "all_reduce all_gather reduce_scatter all_to_all broadcast reduce barrier"
 _ALGORITHMS = "auto ring tree nvls pat collnet hierarchical"
 """What `sim.cost.collective` knows, which takes long to load for a line of help; tested to be the same words."""
+_LARGEST = "64 MiB"
 
 
 def _collective(app: typer.Typer, desk: Desk) -> None:
@@ -194,7 +195,7 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
     def collective(
         name: Annotated[str, typer.Argument(help=_COLLECTIVES)],
         on: On = "dgx-h100",
-        bytes_: Annotated[str, typer.Option("--bytes", help="Largest size of the table")] = "64 MiB",
+        bytes_: Annotated[str, typer.Option("--bytes", help="Largest size of the table")] = _LARGEST,
         ranks: Annotated[int | None, typer.Option(help="The first so many ranks take part; unsaid: all")] = None,
         algorithm: Annotated[str, typer.Option(help=_ALGORITHMS)] = "auto",
         set_: MachineSets = None,
@@ -212,6 +213,10 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
 
         machine = load_topology(on, of_machine(set_, fail, without))
         if calibrate is not None:
+            if plot or ranks is not None or (bytes_, algorithm) != (_LARGEST, "auto"):
+                raise BadInput(
+                    "collective --calibrate fits the links to what the file has, and draws no page: leave --bytes, --ranks, --algorithm and --plot out"
+                )
             from sim.cost.ncclimport import calibrate as fit
 
             fitted = fit(calibrate, machine, name)

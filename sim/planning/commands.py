@@ -69,6 +69,8 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         base = read_plan(plan, overrides)  # its points are checked: they may split another way
         if not space and auto is None:
             raise BadInput('give a space ("tp=1,2,4 pp=1..8 gpus=64") or --auto GPUS, or both')
+        if seed and trials is None:
+            raise BadInput(f"--seed {seed}: of the plans that --trials draws. Add --trials, or leave it out")
         if every and trials is not None:
             raise BadInput("--every simulates all plans, --trials some of them: one of the two")
         points = expanded(base, written := parse_space(space if auto is None else f"{space} auto={auto}"), on, edits)
