@@ -67,12 +67,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
 
         overrides, edits = split(set_, fail, without)
         base = read_plan(plan, overrides)  # its points are checked: they may split another way
-        if not space and auto is None:
-            raise BadInput('give a space ("tp=1,2,4 pp=1..8 gpus=64") or --auto GPUS, or both')
-        if seed and trials is None:
-            raise BadInput(f"--seed {seed}: of the plans that --trials draws. Add --trials, or leave it out")
-        if every and trials is not None:
-            raise BadInput("--every simulates all plans, --trials some of them: one of the two")
+        _agree(space, auto, trials, seed, every)
         points = expanded(base, written := parse_space(space if auto is None else f"{space} auto={auto}"), on, edits)
         how: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "edits": edits, "say": _say(desk)}
         how["prices"] = load_prices(prices) if prices else None
@@ -90,6 +85,16 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
             desk.say(f"{found.counts['failed']} plans failed, a fault of StepTwin: please report {failed.key} ({failed.reason})")
         if report:
             desk.say(f"report: {desk.page('sweep', report, plan, found)}")
+
+
+def _agree(space: str, auto: int | None, trials: int | None, seed: int, every: str) -> None:
+    """Raises `BadInput` for options of a sweep that say nothing together."""
+    if not space and auto is None:
+        raise BadInput('give a space ("tp=1,2,4 pp=1..8 gpus=64") or --auto GPUS, or both')
+    if seed and trials is None:
+        raise BadInput(f"--seed {seed}: of the plans that --trials draws. Add --trials, or leave it out")
+    if every and trials is not None:
+        raise BadInput("--every simulates all plans, --trials some of them: one of the two")
 
 
 def _explain(app: typer.Typer, desk: Desk) -> None:
