@@ -124,7 +124,7 @@ def _refuse_adafactor(job: Job) -> None:
     strange = unknown(part for _, block in job.network.blocks for part in block.parts)
     if strange:
         raise Refused(
-            f"{said} factors what has two dimensions, and {job.network.name} does not say which of {strange} have. Use a decoder, an encoder "
+            f"{said} factors what has two dimensions, and {job.network.name} does not say which of {strange} have. Use a dense decoder, an encoder "
             'or an MLP, or "adamw"'
         )
 
