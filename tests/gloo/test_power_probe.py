@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from executor import nvml
 from executor.nvml import Meter
 from executor.probe import merge
 from executor.probes import power as probing
@@ -110,7 +111,7 @@ def test_loops_tell_what_a_board_draws(board: Board, tmp_path: Path, monkeypatch
 
 
 def test_without_nvml_there_is_no_such_table(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor.nvml.library", lambda: None)
+    monkeypatch.setattr(nvml, "library", lambda: None)
     bench = _bench(board, tmp_path)
     with pytest.raises(LookupError, match="nvidia-ml-py"):
         probing.power(bench)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from sim.model.layers.ends import loss
 from sim.model.layers.linear import linear
 from sim.model.parts import Block, Part
-from sim.model.pictures.vision import Blocks, Map, block, convolution, convolved, depth, in_one, mean, normalised, pool, squeeze
+from sim.model.pictures.vision import Blocks, Map, block, convolution, convolved, depth, eager, mean, normalised, pool, squeeze
 from sim.model.share import Share
 from sim.model.specs.spec import Cnn
 from sim.work import MemoryBound
@@ -57,7 +57,7 @@ def _convolved(share: Share, part: Part) -> Part:
 
 def _join(share: Share, joined: Part) -> Part:
     """The add and ReLU that follow squeeze-and-excitation (`squeeze`): the joined norm without its norm."""
-    drop = (("batchnorm", "scale_", *(("add",) if in_one(share) else ())), ("batchnorm",))
+    drop = (("batchnorm", "scale_", *(("add",) if eager(share) else ())), ("batchnorm",))
     keep = [
         tuple(work for work in works if not getattr(work, "what", "").startswith(gone))
         for works, gone in zip((joined.forward, joined.backward), drop, strict=True)

@@ -101,11 +101,11 @@ def normalised(share: Share, name: str, y: Map, *, relu: bool = True, fork: Map 
     (fused_activation, compile).
 
     Training reads the input twice (statistics, then scaling) and in backward input and gradient twice; torch's module counts its batches first,
-    on the device (nn.modules.batchnorm, num_batches_tracked). What ReLU passed on is a bit for
-    each element in the fused kernels of cuDNN and MXNet (the reserve space of BN_ACTIVATION), the output itself where a compiler fuses.
+    on the device (nn.modules.batchnorm, num_batches_tracked). What ReLU passed on is a bit for each element in the fused kernels of cuDNN and
+    MXNet (the reserve space of BN_ACTIVATION), the output itself where a compiler fuses.
     """
     n, e = share.micro * y.size, share.e
-    counted = share.framework.host == "python" and not share.framework.compile
+    counted = eager(share)
     fused = share.framework.elementwise.fused_activation or share.framework.compile
     passed = 0.0 if not (fused and relu) else e if share.framework.compile else 1 / 8
     join = fork is not None
@@ -175,7 +175,7 @@ def squeeze(share: Share, x: Map) -> list[Part]:
     n, e = share.micro * x.size, share.e
     scale: Work = elementwise("scale", share, n, e, e)
     forward: Work = scale
-    if in_one(share):
+    if eager(share):
         forward = elementwise("add", share, n, 2 * e, e)
         total: list[Work] = [scale, elementwise("scale", share, n, 2 * e, e)]
         total.append(MemoryBound("reduce", n * e, share.micro * x.channels * e, share.act))
@@ -195,8 +195,9 @@ def squeeze(share: Share, x: Map) -> list[Part]:
     ]
 
 
-def in_one(share: Share) -> bool:
-    """Are the scaling and the add of squeeze-and-excitation one kernel? Eager PyTorch's (`squeeze`)."""
+def eager(share: Share) -> bool:
+    """Does PyTorch run operator by operator? Then the scaling and the add of squeeze-and-excitation are one kernel (`squeeze`), and batch norms
+    count their batches (`normalised`)."""
     return share.framework.host == "python" and not share.framework.compile
 
 
