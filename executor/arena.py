@@ -90,10 +90,14 @@ def contiguous(shape: tuple[int, ...]) -> torch.Size:
 
 class Arena:
     """The buffers of one rank. `limit`: bytes that activations and weights may take together; states, in fp32, half as much again, and what
-    all of them outgrew as much once more. `near`: of the ring of activations (`Ring`)."""
+    all of them outgrew as much once more. `near`: of the ring of activations (`Ring`). `spills`: an array larger than that ring has left the
+    cache by the time it is read, so it comes from memory."""
 
-    def __init__(self, device: torch.device, limit: int, recent: int = RECENT, distant: int = 256 << 20, near: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, limit: int, recent: int = RECENT, distant: int = 256 << 20, near: bool = False, spills: bool = False
+    ) -> None:
         self.device, self.limit = device, limit
+        self._cached = recent if spills else limit
         self._recent = Ring(device, min(recent, limit // 2), limit // 2, "activation", near)
         self._distant = Ring(device, min(distant, limit // 2), limit // 2, "weight")
         self._updated = Ring(device, min(distant, limit // 2), limit // 2, "state")
@@ -101,7 +105,8 @@ class Arena:
 
     def recent(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """What the kernel before has just written."""
-        return self._recent.take(shape, dtype)
+        fits = math.prod(shape) * dtype.itemsize <= self._cached
+        return (self._recent if fits else self._distant).take(shape, dtype)
 
     def distant(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """What was last touched long ago."""

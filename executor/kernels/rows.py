@@ -34,12 +34,15 @@ def _layernorm(s: Site) -> Body:
 def _layernorm_backward(s: Site) -> Body:
     a, w, b = s.table(far=True), s.arena.recent(s.width, dtype=s.dtype), s.arena.recent(s.width, dtype=s.dtype)
     _, mean, rstd = aten.native_layer_norm(a, [s.width], w, b, 1e-5)
-    g = s.table()
-    return lambda: aten.native_layer_norm_backward(g, a, [s.width], mean, rstd, w, b, [True, False, False])
+    g, weights = s.table(), s.arena.device.type == "cpu"
+    return lambda: aten.native_layer_norm_backward(g, a, [s.width], mean, rstd, w, b, [True, weights, weights])
 
 
 def _layernorm_weights(s: Site) -> Body:
-    """What a norm's backward does after its input's gradient: on a GPU a kernel of its own, with a block of threads for each 32 columns."""
+    """What a norm's backward does after its input's gradient: on a GPU a kernel of its own, with a block of threads for each 32 columns; on a
+    CPU the pass over the rows that makes that gradient makes these, too."""
+    if s.arena.device.type == "cpu":
+        return lambda: None
     width = max(1, s.width // 2)  # input and gradient are read
     a, g = (take(s.rows, width, dtype=s.dtype) for take in (s.arena.distant, s.arena.recent))
     w, b = s.arena.recent(width, dtype=s.dtype), s.arena.recent(width, dtype=s.dtype)

@@ -36,7 +36,8 @@ _ROTATE = 400 << 20
 _FAR = 256 << 20
 """The same on a GPU: some times the L2 of an H100 (50 MB) or a B200 (126 MB)."""
 _NEAR = 1 << 20
-"""What a step's kernel has just written lies in the L2 of its core when the next one reads it."""
+"""What a step's kernel has just written lies in the L2 of its core when the next one reads it, up to about half of that cache (1 to 2 MB):
+a GELU over 2 MB takes 390 us in a step and over arrays from memory, and 300 over arrays that are in the caches."""
 
 
 class Bench:
@@ -52,7 +53,7 @@ class Bench:
         self.arena = (
             of_gpu(world.device, min(4 << 30, free_memory(world.device)), _FAR)
             if gpu
-            else Arena(world.device, 4 << 30, _NEAR, 256 << 20, near=True)
+            else Arena(world.device, 4 << 30, _NEAR, 256 << 20, near=True, spills=True)
         )
         self._rotate, self._most = (_FAR, 50) if gpu else (_ROTATE, 32)
         self.budget = 0.004 if quick else 0.012
@@ -133,7 +134,7 @@ class Bench:
 
     def cool(self) -> None:
         """Other work, as a step has it between two calls of one."""
-        self.mill.turn()
+        self.mill.pass_by()
 
     def _cold(self, calls: Sequence[Callable[[], object]], turns: int) -> list[float]:
         """Seconds of so many single calls with other work between them."""

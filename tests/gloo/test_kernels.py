@@ -65,8 +65,9 @@ def _bytes(value: object) -> int:
     return sum(map(_bytes, value)) if isinstance(value, (tuple, list)) else 0
 
 
-def _run(work: MemoryBound, dtype: torch.dtype) -> tuple[list[str], int]:
+def _run(work: MemoryBound, dtype: torch.dtype, as_on: str = "cpu") -> tuple[list[str], int]:
     arena = Arena(torch.device("cpu"), 1 << 28, distant=1 << 20)
+    arena.device = torch.device(as_on)  # its rings stay here
     with torch.no_grad():
         kernel = memory_kernel(work, arena, dtype)
         with Called() as called:
@@ -82,9 +83,15 @@ def test_each_kernel_of_a_layer_norm_on_a_gpu_is_that_part_of_torchs_here() -> N
         (2, 0, "layernorm_weights", 2 << 10),
     ):
         work = MemoryBound("layernorm_apart", read << 16, written << 16, "fp32", rows=64)
-        names, made = _run(work, torch.float32)
+        names, made = _run(work, torch.float32, "cuda")
         assert variant(work) == name and MAIN[name] in names
         assert made == pytest.approx(out, rel=0.02)
+
+
+def test_one_kernel_of_a_cpu_makes_all_gradients_of_a_layer_norm() -> None:
+    backward, weights = (_run(MemoryBound("layernorm_apart", 2 << 16, written << 16, "fp32", rows=64), torch.float32) for written in (1, 0))
+    assert backward == (["native_layer_norm_backward"], (1 << 16) + (2 << 10))
+    assert weights == ([], 0)
 
 
 def test_an_rms_norm_runs_what_torch_runs_in_training() -> None:
@@ -107,7 +114,7 @@ def test_an_rms_norm_runs_what_torch_runs_in_training() -> None:
 def test_every_variant_runs_as_its_kernel_and_writes_its_bytes(at: int, dtype: str) -> None:
     work = list(variants(1 << 18, dtype))[at]
     name = variant(work)
-    names, made = _run(work, torch.float32 if dtype == "fp32" else torch.bfloat16)
+    names, made = _run(work, torch.float32 if dtype == "fp32" else torch.bfloat16, "cuda" if name.startswith("layernorm") else "cpu")
     if name in MAIN:
         assert MAIN[name] in names
     if not MAIN.get(name, "").endswith("_") and work.written and name != "cross_entropy":  # in place, and a loss: nothing else comes out
@@ -289,6 +296,16 @@ def test_buffers_of_all_ranks_fit_beside_those_they_outgrew(monkeypatch: pytest.
             held += [arena.recent(size, dtype=torch.uint8), arena.distant(size, dtype=torch.uint8), arena.updated(size // 4)]
     taken = sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}.values())
     assert (4 << 20) < 4 * taken < 24 << 20
+
+
+def test_an_array_that_no_cache_holds_is_read_from_memory() -> None:
+    arena = Arena(torch.device("cpu"), 64 << 20, recent=1 << 20, distant=32 << 20, near=True, spills=True)
+    fits, larger = 1 << 18, (1 << 18) + 1
+    near, far, *found = (
+        take(count).untyped_storage().data_ptr()
+        for take, count in ((arena.recent, fits), (arena.distant, larger), (arena.recent, fits), (arena.recent, larger))
+    )
+    assert found == [near, far] and near != far
 
 
 def test_neighbours_get_different_bytes_however_large() -> None:

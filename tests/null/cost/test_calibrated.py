@@ -242,7 +242,7 @@ def test_of_several_boards_the_slowest_is_waited_for() -> None:
     ("cuda", 512, 33.55e-6),  # sixteen blocks of threads, each through all rows
     ("cuda", 1024, 33.55e-6),
     ("cuda", 16384, 134.2e-6),  # the memory's bandwidth, as a sum's
-    ("cpu", 512, 16.78e-6),
+    ("cpu", 512, 0.0),  # made by the kernel of its input's gradient
 ])  # fmt: skip
 def test_gradients_of_a_norms_weights_take_a_gpu_as_long_as_it_has_rows(device: str, width: int, seconds: float) -> None:
     sizes = [rows * 2 * 2 * 1024 for rows in (1024, 8192, 131072)]
