@@ -169,10 +169,10 @@ class Prices:
             name = name.removesuffix(HALVES)
         if name.startswith(LISTED):
             return self._listed(work, size)
-        if name == WEIGHTS and self.calibration.device == "cpu":
-            return 0.0, "measured"  # with the gradient of the norm's input, in one pass over its rows
         if name != WEIGHTS:
             return self._moved(name, work.dtype, size)
+        if self.calibration.device == "cpu":
+            return 0.0, "measured"  # with the gradient of the norm's input, in one pass over its rows
         # A block of threads of a GPU for each 32 columns goes through all rows: fewer columns leave SMs idle, more fill the memory's bandwidth.
         rows = 2.0 * work.rows * NARROW * BYTES[work.dtype] or size
         return max(self._moved(name, work.dtype, rows), self._moved("reduce", work.dtype, size))
