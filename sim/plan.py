@@ -169,7 +169,8 @@ class Comm(_Section, frozen=True, kw_only=True):
 class Data(_Section, frozen=True, kw_only=True):
     """The input path of each rank."""
 
-    source: Literal["disk", "object-store", "database", "memory"] = "memory"
+    source: Literal["disk", "object-store", "database", "memory", "device"] = "memory"
+    """Where samples lie; `device`: every micro-batch is one and the same, which lies there from the start, as benchmarks with synthetic data have it."""
     workers: Natural = 0
     """Loader processes per rank; 0: the training process loads."""
     sample: int = 0

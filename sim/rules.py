@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim.framework.chosen import sharding_of
 from sim.framework.framework import load_framework
 from sim.mesh import AXES, Mesh
-from sim.plan import LOOPS, VEES, Parallel, Plan, Update
+from sim.plan import LOOPS, VEES, Data, Parallel, Plan, Update
 from sim.schedule.interleaved import check_rounds
 from sim.schedule.reading import written_of
 from topologies.errors import BadInput, Refused
@@ -50,9 +50,20 @@ def check(plan: Plan) -> Plan:
     if p.stages is not None:
         _check_stages(p.stages, p.pp, p.chunks)
     _check_update(plan.update)
+    _check_data(plan.data)
     if plan.update.mode != "sync":
         _check_whole(plan)
     return plan
+
+
+def _check_data(data: Data) -> None:
+    """A batch that lies on the device is neither read nor made."""
+    set_ = [f"data.{key}" for key in ("workers", "sample", "preprocess") if getattr(data, key)]
+    if data.source == "device" and set_:
+        raise BadInput(
+            f'data.source = "device" is one batch that lies on the device from the start: nothing is read or made. Set {" and ".join(set_)} to 0, or take '
+            "another source: disk, object-store, database, memory"
+        )
 
 
 def _check_schedule(plan: Plan) -> None:

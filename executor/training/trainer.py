@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,12 +91,16 @@ class Trainer:
 
     def batches(self) -> Iterator[Pair]:
         """The rank's micro-batches, on its device, as many as its steps take."""
-        for x, y in self._read:
+        for x, y in self._lying() if self.plan.data.source == "device" else map(self._handover, self._read):
             if self.plan.data.create == "cpu":
                 torch.rand(x.shape).to(self.world.device)
             elif self.plan.data.create == "device":
                 torch.rand(x.shape, device=self.world.device)
-            yield self._handover((x, y))
+            yield x, y
+
+    def _lying(self) -> Iterator[Pair]:
+        """The first micro-batch again and again: it stays on the device."""
+        return repeat(self._handover(next(self._read)), self.steps * self.plan.microbatches)
 
     def step(self, batches: Iterator[Pair], number: int) -> None:
         """One optimizer step: all micro-batches, then the update, then output where the plan asks for it."""

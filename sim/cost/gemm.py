@@ -80,6 +80,13 @@ def sustained_clock(gpu: Gpu, dtype: str) -> float:
     return kin_clock(fit_of(gpu, dtype)[0], power_ratio(gpu, dtype))
 
 
+def powered(gpu: Gpu, dtype: str) -> float:
+    """What the power limit changes in the rate of a GPU's products beside that of the GPU whose parameters it takes: `power_ratio`, but no more
+    than leads to `BEST` of peak."""
+    fit = fit_of(gpu, dtype)[0]
+    return kin_clock(fit, power_ratio(gpu, dtype)) / kin_clock(fit, 1.0)
+
+
 def kin_clock(fit: GemmFit, ratio: float) -> float:
     """The clock under sustained load of a GPU that takes the parameters of another, whose own clock the power limit lets be `ratio` times as
     high; at most what reaches `BEST` of peak."""
@@ -142,7 +149,8 @@ def _peak(gpu: Gpu, work: Gemm | GroupedGemm) -> float:
     shares = _shares()
     role = shares["role"]["accumulate" if work.accumulate else work.role]
     if isinstance(work, Gemm) and BYTES[work.dtype] == 2 and row_alignment(work) < LINE:
-        role *= shares["unaligned"].get(gpu.arch, 1.0)
+        odd = shares["odd"] if row_alignment(work) < 4 else {}
+        role *= shares["unaligned"].get(gpu.arch, odd.get(gpu.arch, 1.0))
     kin = shares["kin_fp32" if _class_of(gpu, work.dtype)[1] == "fp32" else "kin"].get(gpu.arch, 1.0)
     return peak_flops(gpu, work.dtype) * role * kin * shares["format"].get(work.dtype, 1.0)
 

@@ -15,7 +15,7 @@ from functools import cache
 from statistics import NormalDist
 
 from sim.cost.device import NEAREST, as_sold, by_arch, table
-from sim.cost.gemm import power_ratio
+from sim.cost.gemm import powered
 from sim.cost.price import Source
 from sim.work import BYTES
 from topologies.devices import gpu as find_gpu
@@ -72,8 +72,7 @@ def narrow_clock(gpu: Gpu, clocks: Mapping[str, float], narrow: Mapping[str, flo
 
 def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
     """The clock of a GPU from those of some: its own, or (also of its own name at another power limit) that of the nearest, scaled by the
-    watts that each has for a peak FLOP/s. What the rate of its kernels has already been lowered for a power limit (`power_ratio`) is
-    counted once."""
+    watts that each has for a peak FLOP/s. What a power limit has already changed in the rate of its kernels (`powered`) is counted once."""
     if gpu.name in clocks and _as_sold(gpu):
         return clocks[gpu.name], "fitted"
     for arch in (gpu.arch, *NEAREST.get(gpu.arch, ())):
@@ -82,7 +81,7 @@ def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
             if other.arch == arch:
                 follows, _ = by_arch(gpu, table("sustained", "follows", dict[str, float]))
                 scaled = clocks[name] * _watts(gpu, other) ** follows
-                return min(1.0, scaled * power_ratio(other, "bf16") / power_ratio(gpu, "bf16")), "assumed"
+                return min(1.0, scaled * powered(other, "bf16") / powered(gpu, "bf16")), "assumed"
     return 1.0, "assumed"
 
 

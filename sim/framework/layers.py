@@ -20,6 +20,9 @@ class Attention(Habits, frozen=True, kw_only=True):
     """Which family of kernels: flash-attention 1 (its port to Triton), 2 or 3, cuDNN's, or math: products and a softmax."""
     fused_rope: bool = False
     fused_softmax: bool = False
+    compiled: bool = True
+    """`compile` makes one kernel of what stands between the products, from scores to what was dropped out, in 16 bits; false where the compiler
+    ends a kernel at each sum and takes no random numbers (XLA's auto-clustering)."""
     """Scale + mask + softmax in one kernel, where written out."""
     causal_softmax: bool = False
     """That kernel reads scores below the diagonal alone, writes zeros above it (scaled_upper_triang_masked_softmax)."""

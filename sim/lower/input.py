@@ -17,6 +17,7 @@ from sim.work import HostWork, MemoryBound
 
 CLS = "data"
 _HOW = {"disk": "disk", "object-store": "store", "database": "store", "memory": ""}
+"""Source -> the link that its bytes take. A batch that lies on the device takes none, and has no ops."""
 
 
 def read_bytes(job: Job) -> int:
@@ -59,6 +60,8 @@ def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> lis
 def take(job: Job) -> list[Op]:
     """The training thread's share for one micro-batch: wait for the batch, give its place free, copy it over."""
     data = job.plan.data
+    if data.source == "device":
+        return _created(job)
     if data.workers:
         ops = [
             Op("data/wait", "sync", HOST, event="data/pinned" if pins(job) else "data/ready", shift=0, cls=CLS),

@@ -82,6 +82,10 @@ def _one_way(setting: Setting) -> bool:
     return _on_cpu(setting) or (near and setting.plan.comm.algorithm == "hierarchical")
 
 
+def _not_copied(setting: Setting) -> bool:
+    return _on_cpu(setting) or setting.plan.data.source == "device"
+
+
 def _on_cpu(setting: Setting) -> bool:
     return setting.topology.kind == "cpu"
 
@@ -167,11 +171,11 @@ RULES = (
     Rule("update.outer", lambda s: _forward(s) or s.plan.update.mode != "local", 'nothing is updated, or mode is not "local"'),
     Rule("data.sample", lambda s: s.plan.data.source == "memory" and not s.plan.data.preprocess, 'source = "memory": nothing is read'),
     Rule("data.prefetch", lambda s: s.plan.data.workers == 0, "workers = 0: the training process loads"),
-    Rule("data.pinned", _on_cpu, "on a CPU batches are not copied to a device"),
-    Rule("data.stream", _on_cpu, "on a CPU batches are not copied to a device"),
+    Rule("data.pinned", _not_copied, "batches are not copied to a device: it is a CPU, or they lie there"),
+    Rule("data.stream", _not_copied, "batches are not copied to a device: it is a CPU, or they lie there"),
     Rule(
         "data.handover",
-        lambda s: _on_cpu(s) or s.plan.data.stream == "compute",
+        lambda s: _not_copied(s) or s.plan.data.stream == "compute",
         'batches are copied to a device on no stream of their own (stream = "copy", on a GPU)',
     ),
     Rule("output.sync_every", _on_cpu, "a CPU is no device to wait for"),
@@ -190,7 +194,7 @@ def untouched(setting: Setting) -> list[str]:
     """A sentence for each what-if on a disk or a store that the plan neither reads from nor writes to."""
     data, output = setting.plan.data, setting.plan.output
     store = "store" if setting.topology.store(0) else "disk"  # the node's own takes the place of a store that is not there
-    read = {"memory": "", "disk": "disk"}.get(data.source, store)
+    read = {"memory": "", "device": "", "disk": "disk"}.get(data.source, store)
     written = ("disk" if output.checkpoint_to == "disk" else store) if output.checkpoint_every else ""
     found = []
     for edit in dict.fromkeys(setting.topology.cluster.edits):

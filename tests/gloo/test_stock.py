@@ -117,6 +117,8 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     for name, several in (("adagrad", splits), ("adafactor", splits[:2])):
         plans += [_plan(parallel, 4, optimizer={"name": name, "implementation": "foreach"}) for parallel in several]
         names += [f"{name} {parallel}" for parallel in several]
+    plans += [_plan(parallel, 2, data={"source": "device"}) for parallel in splits[:2]]
+    names += ["lying alone", "lying"]
     plans += [_plan(parallel, 2, comm=comm) for parallel, comm in NARROW.values()]
     names += NARROW
     for ranks in (1, 2, 4):
@@ -131,6 +133,13 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
 
 def test_five_different_losses(losses: dict[str, list[float]]) -> None:
     assert len(set(losses["{}"])) == 5
+
+
+def test_a_batch_that_lies_on_the_device_is_trained_on_again_and_again(losses: dict[str, list[float]]) -> None:
+    """All of a step's micro-batches are the rank's first one: two ranks see two, one rank one."""
+    alone, two = losses["lying alone"], losses["lying"]
+    assert alone == sorted(alone, reverse=True) and two == sorted(two, reverse=True) and len(set(alone)) == 5
+    assert two[0] != pytest.approx(alone[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("parallel", [str(parallel) for parallel, _ in CASES[1:]])

@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "in line": BASE | {"data": {"stream": "compute"}},
     "synchronised": BASE | {"data": {"handover": "synchronize"}},
     "made on the CPU": BASE | {"data": {"create": "cpu"}},
+    "lying there": BASE | {"data": {"source": "device"}},
     "loaders": BASE | {"data": {"source": "disk", "workers": 2, "sample": "4 KiB"}},
     "output": BASE | {"output": {"item_every": 1, "log_every": 1, "sync_every": 1, "print_every": 1}},
     "saved": BASE | {"output": {"checkpoint_every": 1, "checkpoint_mode": "full"}},

@@ -111,7 +111,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "comm.overlap": (False,),
     "comm.reduce_dtype": ("fp32", "fp16", "bf16"),
     "comm.algorithm": ("ring", "tree", "nvls", "pat", "collnet", "hierarchical"),
-    "data.source": ("disk", "object-store", "database"),
+    "data.source": ("disk", "object-store", "database", "device"),
     "data.workers": (1,),
     "data.sample": ("1 MiB",),
     "data.preprocess": ("2 ms",),

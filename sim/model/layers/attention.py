@@ -93,7 +93,8 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
     scores = b * h * s * keys
     e, quiet = share.e, share.framework.compile
     fused = share.framework.attention.fused_softmax
-    es = e if fused else share.es  # autocast runs softmax in fp32
+    one = quiet and share.framework.attention.compiled and not fused
+    es = e if fused or one else share.es  # autocast runs softmax in fp32
     widened = es != e and share.core == "bf16" and not quiet  # only of fp16 is it one kernel (ATen/native/SoftMax.cpp: half_to_float)
     rows, views = b * h * s, share.framework.attention.strided_heads
     read = e / 2 if causal and fused and share.framework.attention.causal_softmax else e
@@ -103,8 +104,9 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
         forward += [elementwise("scale", share, scores, e, e)] * scaled
         forward += [elementwise("add", share, scores, e, e)] * masked
     forward += [elementwise("cast", share, scores, e, es)] * widened
-    forward.append(elementwise("softmax", share, scores, es if widened else read, es, 5.0, rows))
-    drop, undrop = dropout_kernels(share, scores, es) if dropout else ([], [])
+    dropped = dropout * (e + 1) if one else 0  # beside the result, and the mask
+    forward.append(elementwise("softmax", share, scores, es if widened else read, es + dropped, 5.0, rows))
+    drop, undrop = dropout_kernels(share, scores, es) if dropout and not one else ([], [])
     forward += drop
     forward += [elementwise("cast", share, scores, es, e)] * (es != e)
     context = transpose(share, b * s * h * heads.dv)
@@ -116,7 +118,7 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
     ]
     backward += [elementwise("cast", share, scores, e, es)] * (es != e)
     backward += undrop
-    backward.append(elementwise("softmax", share, scores, 2 * (read if fused else es), es if widened else e, 4.0, rows))
+    backward.append(elementwise("softmax", share, scores, 2 * (read if fused else es) + (dropout and one), es if widened else e, 4.0, rows))
     backward += [elementwise("cast", share, scores, es, e)] * widened
     if not (fused or quiet):
         backward += [elementwise("scale", share, scores, e, e)] * (scaled + (masked and scaled))

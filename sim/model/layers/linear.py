@@ -71,6 +71,12 @@ def _units(share: Share, dtype: str, sizes: tuple[int, ...]) -> str:
     return "fp32" if share.framework.linears.aligned_units and BYTES[dtype] == 2 and any(size % ALIGNED for size in sizes) else dtype
 
 
+def _padded(share: Share, dtype: str, size: int) -> int:
+    """Elements of a row of a 16-bit operand: compilers fill rows up to whole 16 bytes (torch/_inductor/fx_passes/pad_mm.py; XLA's
+    cublas_pad_for_gemms.cc), in kernels that write the operand anyway."""
+    return -(-size // ALIGNED) * ALIGNED if share.framework.compile and BYTES[dtype] == 2 else size
+
+
 def _biases(share: Share, m: int, widths: tuple[int, ...], left: bool) -> list[Work]:
     """Kernels that add the biases, where neither the products nor a kernel after them do (`left`)."""
     if not left or not share.framework.linears.separate_bias or share.framework.compile:
@@ -81,7 +87,8 @@ def _biases(share: Share, m: int, widths: tuple[int, ...], left: bool) -> list[W
 def _weight_gradients(share: Share, m: int, k: int, widths: tuple[int, ...], dtype: str, bias: bool) -> list[Work]:
     """Gradients of the weights over `m` rows, and of the biases."""
     add = share.framework.linears.accumulates
-    products: list[Work] = [Gemm(width, k, m, dtype, 1, "wgrad", add, 1, share.framework.precision.grad_dtype) for width in widths]
+    sides = [(_padded(share, dtype, width), _padded(share, dtype, k)) for width in widths]
+    products: list[Work] = [Gemm(*side, m, dtype, 1, "wgrad", add, 1, share.framework.precision.grad_dtype) for side in sides]
     return products + [MemoryBound("reduce", m * width * share.e, width * share.e, share.act) for width in widths if bias]
 
 
@@ -132,8 +139,9 @@ def linear(
     taken = _taken(share, m * k, written, fused_input) if low else []
     given = quantised(share, m * sum(widths), share.framework.compile) if low and not (fused_grad or _compiled_in(share)) else []
     forward: list[Work] = [*down, *([MemoryBound("cast", 4 * m * k, 2 * m * k, act)] * (len(widths) if cast else 0)), *taken]
-    forward += [*(Gemm(m, width, k, dtype) for width in widths), *_biases(share, m, widths, bias and not fused_bias)]
-    backward: list[Work] = [*given, *(Gemm(m, k, width, dtype, 1, "dgrad") for width in widths)]
+    inner, outer = _padded(share, dtype, k), [_padded(share, dtype, width) for width in widths]
+    forward += [*(Gemm(m, width, inner, dtype) for width in outer), *_biases(share, m, widths, bias and not fused_bias)]
+    backward: list[Work] = [*given, *(Gemm(m, inner, width, dtype, 1, "dgrad") for width in outer)]
     backward += [elementwise("add", share, m * k, 2 * share.e, share.e)] * (len(widths) - 1)
     if cast:
         backward.append(MemoryBound("cast", 2 * m * k, 4 * m * k, act))

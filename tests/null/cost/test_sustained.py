@@ -73,6 +73,21 @@ def test_a_power_limit_counts_once() -> None:
     assert 1.0 < ratio < 1.12
 
 
+@pytest.mark.parametrize("name", ["h20", "rtx-3090", "rtx-4090", "a40", "l40s", "h100-pcie", "b300-sxm", "rtx-pro-6000", "t4"])
+def test_more_watts_never_slow_a_product_down(name: str) -> None:
+    """Beyond those with which products run at their best nothing is gained, nor lost to the clock that kin keep in training."""
+    board, half = gpu(name), msgspec.structs.replace(BIG, dtype="fp16")
+    seconds = [kernel_cost(half, msgspec.structs.replace(board, power=board.power * more)).seconds for more in (1.0, 1.3, 2.0, 4.0)]
+    assert seconds == sorted(seconds, reverse=True) and seconds[-1] < 1.001 * seconds[0]
+
+
+def test_a_board_of_many_watts_for_each_flop_trains_at_the_rate_of_a_benchmark() -> None:
+    """A GeForce's units are half as fast as those of the A100 whose kernels it takes, on as many watts."""
+    board = gpu("rtx-3090")
+    rate = BIG.flops / kernel_cost(BIG, board).seconds / peak_flops(board, "bf16")
+    assert 0.85 < rate <= BEST + 0.01
+
+
 def test_kin_follow_their_watts_where_the_voltage_cannot_fall_further() -> None:
     whole = kin_clock(gpu("h100-sxm-500w"), {"h100-sxm": 0.84})[0] * power_ratio(gpu("h100-sxm-500w"), "bf16")
     assert whole == pytest.approx(0.84 * 500 / 700, rel=0.01)

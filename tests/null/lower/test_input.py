@@ -13,6 +13,7 @@ from sim.setting.pricer import pricer_for
 from sim.steady.rounds import whole
 from sim.steady.settled import loader_seconds
 from tests.null.lower.tiny import Constant, network, program, show
+from topologies.errors import BadInput
 
 DISK = {"source": "disk", "sample": "1 KiB", "preprocess": "2 s"}
 
@@ -50,6 +51,26 @@ def test_pageable_memory_holds_the_training_thread_and_the_compute_lane_needs_no
     p = program({"data": {"pinned": False, "stream": "compute"}})
     assert show(p.segments["input"]) == ["host: data/collate", "compute: data/h2d"]
     assert p.segments["input"][1].blocking and p.segments["input"][1].how == "pageable"
+
+
+def test_a_batch_that_lies_on_the_device_is_neither_made_nor_copied() -> None:
+    assert not show(program({"data": {"source": "device"}}).segments.get("input", ()))
+    assert show(program({"data": {"source": "device", "create": "device"}}).segments["input"]) == ["compute: data/create"]
+    plan = {
+        "model": "resnet18",
+        "framework": "pytorch-native-amp",
+        "precision": "fp16",
+        "batch": {"global": 256, "micro": 256},
+    }  # waits for the scale
+    lying, copied = (predict(plan | {"data": {"source": source}}, "rtx-3090-x2") for source in ("device", "memory"))
+    assert lying.breakdown.data_s == 0.0 < copied.breakdown.data_s and lying.step_time_s < copied.step_time_s
+
+
+@pytest.mark.parametrize("key", ["workers", "sample", "preprocess"])
+def test_a_batch_that_lies_on_the_device_is_not_loaded(key: str) -> None:
+    value = {"workers": 2, "sample": "1 KiB", "preprocess": "1 ms"}[key]
+    with pytest.raises(BadInput, match=rf"Set data\.{key} to 0, or take another source: disk"):
+        program({"data": {"source": "device", key: value}})
 
 
 def steady(p: Program) -> float:

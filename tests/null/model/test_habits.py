@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from sim.framework.framework import load_framework
+from sim.model.layers.attention import core
 from sim.model.layers.elementwise import residual
 from sim.model.layers.ends import loss
+from sim.model.layers.heads import Heads
 from sim.model.layers.linear import linear
 from sim.model.layers.norm import norm
 from sim.model.load import load_model
@@ -20,6 +22,8 @@ from sim.model.specs.spec import TransformerXl
 from sim.work import Gemm, MemoryBound, Work
 
 ROWS, WIDTH = 4 * 128, 256
+HEADS = Heads(4, 4, 64, 64)
+SCORES = 4 * 4 * 128 * 128
 
 
 def share(name: str, precision: str = "fp32", **changes: object) -> Share:
@@ -55,6 +59,39 @@ def test_random_numbers_pass_memory_where_the_compiler_does_not_make_them() -> N
     assert passes(apart.forward, ROWS * WIDTH, 4) == 2 and passes(apart.backward, ROWS * WIDTH, 4) == 1, "written, read; read"
     assert not within.forward and not within.backward
     assert not residual(share("tf2-horovod"), "join", ROWS, WIDTH, dropout=False).forward
+
+
+@pytest.mark.parametrize(("dropped", "saved", "forward", "backward"), [(False, 2, 4, 6), (True, 5, 7, 7)])
+@pytest.mark.parametrize("name", ["pytorch", "pytorch-native-amp"])
+def test_torch_compile_makes_one_kernel_of_what_stands_between_written_out_products(
+    name: str, dropped: bool, saved: int, forward: float, backward: float
+) -> None:
+    """Bytes for each score, as torch 2.13's partitioner shows them: probabilities in 16 bits alone are kept, also under autocast, whose eager softmax
+    writes fp32; with dropout what is left of them and a mask too."""
+    part = written_out(name, dropped, compile=True)
+    softmax = [[w for w in works if isinstance(w, MemoryBound) and w.what != "transpose"] for works in (part.forward, part.backward)]
+    assert [[w.what for w in works] for works in softmax] == [["softmax"], ["softmax"]]
+    assert [works[0].bytes / SCORES for works in softmax] == [forward, backward]
+    inputs = 3 * ROWS * WIDTH * 2
+    assert (part.saved - inputs) / SCORES == saved
+    assert part.saved <= written_out(name, dropped).saved
+
+
+def test_xla_ends_a_kernel_at_each_sum_of_written_out_attention() -> None:
+    part = written_out("tf2-horovod", True)
+    assert [w.what for w in part.forward if isinstance(w, MemoryBound) and w.what != "transpose"] == ["softmax", "dropout", "cast"]
+
+
+def written_out(name: str, dropped: bool, **changes: object) -> Part:
+    return core(share(name, "bf16" if name == "pytorch" else "fp16", **changes), HEADS, causal=True, dropout=dropped)
+
+
+@pytest.mark.parametrize(("compiled", "columns"), [(False, 50257), (True, 50264)])
+def test_compilers_fill_rows_up_to_sixteen_bytes(compiled: bool, columns: int) -> None:
+    part = linear(share("pytorch", "bf16", compile=compiled), "head", WIDTH, 50257)
+    (fwd,), (dgrad,), (wgrad,) = ([w for w in works if isinstance(w, Gemm)] for works in (part.forward, part.backward, part.wgrad))
+    assert (fwd.n, dgrad.k, wgrad.m) == (columns,) * 3
+    assert part.tensors == (50257 * WIDTH,), "what is trained and kept is not filled up"
 
 
 def test_a_bias_is_a_kernel_of_its_own_unless_another_takes_it() -> None:
