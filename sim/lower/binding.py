@@ -66,6 +66,7 @@ def refuse(job: Job) -> None:
     _refuse_adafactor(job)
     _refuse_states(job)
     _refuse_reduction(job)
+    _refuse_packed(job)
     if p.pp > 1 and job.zero > job.framework.pipeline.zero:
         raise Refused(
             f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline.zero} at most, not {job.zero}: its engine sums whole "
@@ -152,6 +153,15 @@ def _refuse_reduction(job: Job) -> None:
         raise Refused(
             f'comm.reduce_dtype = "{dtype}": {how.name} keeps gradients in one buffer, of fp32 or as its parameters '
             f"(grad_reduce_in_fp32). Use {allowed}, or leave it out"
+        )
+
+
+def _refuse_packed(job: Job) -> None:
+    """FSDP gathers parameters of one dtype."""
+    if job.zero >= 3 and job.network.stored_apart:
+        raise Refused(
+            f'lora.base = "nf4" with zero = {job.zero}: weights packed in four bits are described whole on each rank. Set zero = 2 at most, or split '
+            "the layers (parallel.pp, parallel.tp), or leave lora.base out"
         )
 
 

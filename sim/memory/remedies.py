@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from sim.framework.framework import Framework
+from sim.model.parts import Network
 from sim.plan import Plan
 
 
@@ -17,6 +19,12 @@ class Change(NamedTuple):
     plan: Plan
     scale: float = 1.0
     """Share of the samples in a micro-batch (the plan itself keeps the old size, and has as many more of them)."""
+
+
+def most_sharded(plan: Plan, network: Network, framework: Framework) -> int:
+    """The level of ZeRO that is taken at most: by the framework in a pipeline, and with weights that lie in four bits."""
+    most = framework.pipeline.zero if plan.parallel.pp > 1 else 3
+    return min(most, 2) if network.stored_apart else most
 
 
 def changes(plan: Plan, most: int = 3) -> list[Change]:

@@ -34,14 +34,14 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     copies = OPTIMIZERS[plan.optimizer.name].states
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
     train, flat = plan.task != "forward", 0.0
-    for (expert, frozen), (count, kept) in _counts(network, chunks, plan.optimizer.name).items():
+    for (expert, frozen, packed), (count, kept) in _counts(network, chunks, plan.optimizer.name).items():
         ways = max(1, mesh.size(mesh.shard_axis(expert)))
         sharded = count / ways
         own = sharded if zero >= 1 else count
         # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it, and so does who keeps the optimizer elsewhere.
         alone = framework.data_parallel.one_copy(zero)
         width = state if alone and framework.precision.master and not plan.host_updates else stored
-        totals["parameters"] += (sharded if zero == 3 else count) * width
+        totals["parameters"] += (sharded if zero == 3 else count) * (packed or width)
         if frozen or not train:
             continue
         totals["gradients"] += (count if zero < 2 else sharded) * grad
@@ -65,25 +65,28 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     return {name: round(value) for name, value in totals.items()}
 
 
-def _counts(network: Network, chunks: tuple[Blocks, ...], optimizer: str) -> dict[tuple[bool, bool], tuple[int, int]]:
-    """Elements of the parameters, and of their optimizer state, by (expert, frozen), with the rank's own copy of a tied embedding (a V has
-    both ends on one rank)."""
-    found: dict[tuple[bool, bool], tuple[int, int]] = {}
+Sort = tuple[bool, bool, float]
+"""(of an expert, frozen, bytes of an element that lies in a form of its own or 0)."""
 
-    def add(sort: tuple[bool, bool], elements: int, kept: int) -> None:
+
+def _counts(network: Network, chunks: tuple[Blocks, ...], optimizer: str) -> dict[Sort, tuple[int, int]]:
+    """Elements of the parameters, and of their optimizer state, by sort, with the rank's own copy of a tied embedding (a V has both ends on one
+    rank)."""
+    found: dict[Sort, tuple[int, int]] = {}
+
+    def add(sort: Sort, elements: int, kept: int) -> None:
         before = found.get(sort, (0, 0))
         found[sort] = before[0] + elements, before[1] + kept
 
     for block, times in alike(block for chunk in chunks for _, block in chunk):
         for part in block.parts:
             if part.tensors:
-                add(
-                    (part.expert, part.frozen), times * part.params, times * states(optimizer, part.params, part.in_matrices, part.factored)
-                )
+                state = times * states(optimizer, part.params, part.in_matrices, part.factored)
+                add((part.expert, part.frozen, part.stored), times * part.params, state)
     if reader(network, chunks) not in ("", *network.tied[:1]):
         # Not the first part of its block where pictures come before the text.
         embedding = next(part for part in dict(network.blocks)[network.tied[0]].parts if part.cls == "embedding")
-        add((False, embedding.frozen), embedding.tensors[0], states(optimizer, embedding.tensors[0], 0))
+        add((False, embedding.frozen, 0.0), embedding.tensors[0], states(optimizer, embedding.tensors[0], 0))
     return found
 
 

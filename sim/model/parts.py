@@ -69,6 +69,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Parameters live on one expert-parallel rank (gradients average over `edp`, not `grad`)."""
     frozen: bool = False
     """No gradient for the parameters (the base of LoRA)."""
+    stored: float = 0.0
+    """Bytes of an element of its parameters, where they lie in a form of their own (packed in four bits); 0: in the plan's dtype."""
     own_state: int | None = None
     """fp32 numbers of optimizer state of parameters that its backward updates itself, so that no optimizer sees them; None: it updates none."""
     saved: int = 0
@@ -212,6 +214,11 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     def has_experts(self) -> bool:
         """Are there parts that an expert has of its own?"""
         return any(part.expert for block in self.kinds for part in block.parts)
+
+    @property
+    def stored_apart(self) -> bool:
+        """Do some of its parameters lie in a form of their own (packed in four bits)?"""
+        return any(part.stored for block in self.kinds for part in block.parts)
 
     @property
     def ends_tied(self) -> bool:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from sim.files.machinefile import machine_words
-from sim.memory.remedies import of_sequences
+from sim.memory.remedies import most_sharded, of_sequences
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.program import Program
 from sim.result.idle import without_effect
@@ -39,7 +39,7 @@ def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryRe
 def _of_sequences(setting: Setting, devices: tuple[Gpu | Cpu, ...]) -> tuple[str, ...]:
     """Where no other change is enough: up to three with more ranks for each sequence."""
     found: list[str] = []
-    for text, plan, _ in of_sequences(setting.plan, setting.framework.pipeline.zero if setting.plan.parallel.pp > 1 else 3):
+    for text, plan, _ in of_sequences(setting.plan, most_sharded(setting.plan, setting.network, setting.framework)):
         with suppress(BadInput):  # a model that is not split so, a length that does not divide
             network = network_of(check(plan), setting.framework)
             report = memory_of(plan, network, setting.framework, devices, remedies=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+import msgspec
+
 from sim.accuracy.row import Row
 from sim.model.specs.decoder import Lora
 
@@ -28,6 +30,8 @@ _LIBRARIES: tuple[tuple[str, str, Lora], ...] = (
         Lora(rank=8, targets=("qkv",), dropout=0.0),
     ),  # LoraConfig; lit-gpt's lora.py has the same two
 )
+FOUR_BITS = r"\bnf4\b|4-?bit|qlora"
+"""Words of a base that is packed in four bits."""
 _EVERYWHERE = r"all[- ]linear|all (the )?linear|every linear|gate_proj|all modules"
 
 
@@ -36,6 +40,11 @@ def trains_adapters(row: Row) -> bool:
     if re.search(r"[dl]ora\b|\bpeft\b|adapter", f"{row.task} {row.model_name} {row.family}".lower()):
         return True
     return row.submitted and re.search(r"llama[-_ ]?2.*70b", row.model_name.lower()) is not None
+
+
+def _is_packed(row: Row) -> bool:
+    """Does the base lie in four bits?"""
+    return re.search(FOUR_BITS, f"{row.precision} {row.framework} {row.task} {row.model_name}".lower()) is not None
 
 
 def adapters_of(row: Row, assumed: list[str]) -> Lora:
@@ -51,6 +60,10 @@ def adapters_of(row: Row, assumed: list[str]) -> Lora:
     if rank or everywhere:
         size, targets = int(rank[1]) if rank else lora.rank, _ALL if everywhere else lora.targets
         lora = Lora(rank=size, targets=targets, dropout=lora.dropout)
+    if _is_packed(row):
+        gathered = re.search(r"fsdp|zero-?3|full_shard", row.sharding.lower()) or row.n_experts
+        lora = lora if gathered else msgspec.structs.replace(lora, base="nf4")
+        assumed.append("the base packed in four bits" + (": neither its bytes nor its unpacking are counted" if gathered else " (NF4)"))
     assumed.append(
         f"LoRA of rank {lora.rank} on {', '.join(lora.targets)}: {whose}{', but for what the row says' * bool(rank or everywhere)}"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sim.accuracy.architecture.adapters import FOUR_BITS
 from sim.accuracy.row import Row
 from sim.accuracy.rows.eager import eager_of
 from sim.accuracy.rows.recipes import recipe_of
@@ -151,13 +152,12 @@ def _is(row: Row, pattern: str) -> bool:
     return re.search(pattern, f"{row.model_type} {row.model_name}".lower()) is not None
 
 
-_FOUR = r"\bnf4\b|4-?bit"
 _DENIED = r"\b(no|not|non|without|w/o)[- ]+(nvidia )?({0})\b|\b({0}) (off|disabled)\b"
 _LESS = r"fp-?8|float8|tf-?32|amp|automatic mixed precision|mixed[- ]precision"
 """What a cell may say that it does without: "BF16 (no FP8)", "FP32, TF32 disabled"."""
 _PRECISIONS: tuple[tuple[str, str], ...] = (
     # (pattern, the plan's word); the first that is found counts, so that "bf16 (fp32 gradients)" is bf16
-    (_FOUR, "bf16"),  # QLoRA: weights stored in four bits, products in bf16
+    (FOUR_BITS, "bf16"),  # QLoRA: weights stored in four bits, products in bf16
     (r"fp4", "nvfp4"),
     (r"\bmx[ _-]?f(loat|p)[ _-]?8|f(loat|p)[ _-]?8[ _(-]*mx|microscal", "mxfp8"),  # Megatron-Bridge prints "FP8-MX"
     (r"f(loat|p)[_ -]?8|e[45]m[23]", "fp8"),
@@ -180,8 +180,6 @@ def precision_of(row: Row, assumed: list[str] | None = None) -> str:
     text = re.sub(_DENIED.format(_LESS), "", text) or "fp32"
     for pattern, name in _PRECISIONS:
         if re.search(pattern, text):
-            if pattern == _FOUR and assumed is not None:
-                assumed.append("weights stored in four bits: their unpacking is not counted")
             return name
     raise Refused(f"precision {row.precision!r} is not known; a plan takes fp32 tf32 bf16 fp16 fp8 mxfp8 nvfp4")
 

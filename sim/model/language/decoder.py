@@ -198,9 +198,9 @@ def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool, seen: Share 
     else:
         attn = _token_mixer(spec, share, letter, windowed)
     if spec.lora is not None:
-        from sim.model.layers.lora import adapt, freeze
+        from sim.model.layers.lora import beside_frozen
 
-        attn, rest = freeze(adapt(attn, spec, share)), freeze(adapt(rest, spec, share))
+        attn, rest = beside_frozen(attn, spec, share), beside_frozen(rest, spec, share)
     norms = [_norm(spec, share, "norm1", modules=2), _norm(spec, share, "norm2")] if spec.pre_norms else []
     joins = [residual(share, f"{name}.residual", rows, h, dropout=drops) for name in ("attn", "mlp")]
     if spec.parallel_block:  # one norm feeds both, or each has its own; their sum is one more add before the residual's
@@ -217,9 +217,9 @@ def _hybrid(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Pa
     """One norm, one mixer, one residual (Nemotron-H)."""
     inner = _token_mixer(spec, share, letter, windowed) if letter in "M*" else mixer_of(spec, share, letter)
     if spec.lora is not None:
-        from sim.model.layers.lora import adapt, freeze
+        from sim.model.layers.lora import beside_frozen
 
-        inner = freeze(adapt(inner, spec, share))
+        inner = beside_frozen(inner, spec, share)
     first = before(share, _norm(spec, share, "norm1", modules=2), inner[0])
     return [first, *inner, residual(share, "residual", share.srows, spec.hidden, dropout=_drops(spec, share))]
 

@@ -145,13 +145,12 @@ def linear(
     backward += [elementwise("add", share, m * k, 2 * share.e, share.e)] * (len(widths) - 1)
     if cast:
         backward.append(MemoryBound("cast", 2 * m * k, 4 * m * k, act))
-    wgrad = [] if frozen else [*_weight_gradients(share, m, k, widths, dtype, bias), *up]
     slices = 0 if share.framework.tensor_parallel.style == "dtensor" else saved_rows  # DTensor keeps the gathered input
     return Part(
         name=name,
         forward=tuple(forward),
         backward=tuple(backward),
-        wgrad=tuple(wgrad),
+        wgrad=() if frozen else (*_weight_gradients(share, m, k, widths, dtype, bias), *up),
         cls="gemm",
         tensors=tensors,
         matrices=tuple((width, k) for width in widths),

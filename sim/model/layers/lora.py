@@ -1,4 +1,4 @@
-"""Low-rank adapters beside frozen linears (Hu et al. 2021): y = W x + B A dropout(x)."""
+"""Low-rank adapters beside frozen linears (Hu et al. 2021): y = W x + B A dropout(x); W in 16 bits, or packed in four (QLoRA)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,28 @@ from sim.model.parts import Part
 from sim.model.share import Share
 from sim.model.specs.decoder import Decoder, Lora
 from sim.work import Gemm, GroupedGemm, MemoryBound, Work
+from topologies.errors import Refused
 
 _LATENT = ("attn.q_down", "attn.q_up", "attn.kv_down", "attn.kv_up")
 """Linears of latent attention that make queries, keys and values (NeMo's recipes of DeepSeek adapt each of them)."""
 _CROSSED = ("attn.q", "attn.kv")
 _TARGETS = {"attn.qkv": "qkv", **dict.fromkeys((*_LATENT, *_CROSSED), "qkv"), "attn.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
+
+
+NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight: four bits, a scale of 8 bits for 64 of them, and one of fp32 for 256 of those (double quantization: Dettmers et al. 2023, section 3)."""
+
+
+def beside_frozen(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
+    """A layer's parts frozen, with their adapters. Raises `Refused` for what is not kept in four bits."""
+    assert spec.lora is not None
+    found = freeze(adapt(parts, spec, share))
+    if spec.lora.base == "nf4":
+        if share.fp8 or any(part.expert for part in found):
+            why = f"it is unpacked to 16 bits, not to {share.gemm}" if share.fp8 else "experts in one tensor are none"
+            raise Refused(f'{spec.name}: lora.base = "nf4" packs linears (bitsandbytes.nn.Linear4bit); {why}. Leave lora.base out')
+        found = [_packed(part, share) if part.frozen and part.cls == "gemm" and part.tensors else part for part in found]
+    return found
 
 
 def adapt(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
@@ -47,6 +64,23 @@ def _still(part: Part) -> Part:
     products = any(isinstance(work, Gemm | GroupedGemm) for work in part.wgrad)
     scores = any(isinstance(work, MemoryBound) and work.what in ("softmax", "activation") for work in part.backward)
     return replace(part, frozen=True, wgrad=(), saved=0 if products and not scores else part.saved)
+
+
+def _packed(part: Part, share: Share) -> Part:
+    """A linear that unpacks its weights for each of its products, and keeps none of what it unpacked (bitsandbytes, autograd/_functions.py:
+    MatMul4Bit). Biases stay as they are."""
+    weights = sum(rows * columns for rows, columns in part.matrices)
+    unpack: Work = MemoryBound("cast", round(NF4 * weights), share.e * weights, share.act)
+    rest = (part.params - weights) * share.e
+    gradients = max(work.m * (work.n + work.k) for work in part.backward if isinstance(work, Gemm))  # of its input and its result
+    return replace(
+        part,
+        forward=(unpack, *part.forward),
+        backward=(unpack, *part.backward),
+        untracked=part.untracked + 1,
+        stored=(NF4 * weights + rest) / part.params,
+        working=share.e * (weights + gradients),
+    )
 
 
 def _adapter(name: str, base: Gemm, share: Share, lora: Lora) -> Part:

@@ -49,13 +49,12 @@ _WIDENED = ("fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "modelopt")
 
 
 def _check_weights(tree: dict[str, Any], where: str) -> None:
-    """Raises `Refused` for a base whose weights stay in few bits while adapters are trained beside them (QLoRA): neither their bytes nor the kernels
-    that widen them are described."""
+    """Raises `Refused` for a base whose weights stay in few bits while adapters are trained beside them: what packs them is said of the adapters."""
     form = Config(tree, where).inner("quantization_config").tree.get("quant_method")
     if form is not None and form not in _WIDENED:
         raise Refused(
-            f"{where}: quantization_config.quant_method = {str(form)[:40]!r}: weights that stay quantized are not described (QLoRA). Take the config "
-            "of the original model, or leave quantization_config out, for weights of the plan's precision"
+            f"{where}: quantization_config.quant_method = {str(form)[:40]!r}: weights that stay quantized are read of no config. Take the config "
+            'of the original model, or leave quantization_config out; with task = "lora", lora = { base = "nf4" } packs its linears in four bits (QLoRA)'
         )
 
 

@@ -83,6 +83,8 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rank: Count = 16
     targets: tuple[Literal["qkv", "proj", "up", "down"], ...] = ("qkv", "proj")
     dropout: Fraction = 0.1
+    base: Literal["", "nf4"] = ""
+    """How the layers' frozen linears lie: in the plan's dtype, or in four bits, unpacked for each product (QLoRA, Dettmers et al. 2023)."""
 
 
 class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -134,6 +136,17 @@ def test_adapters_are_where_the_recipe_has_them(framework: str, targets: list[st
 def test_adapters_are_what_a_row_says_of_them(notes: str, rank: int, targets: list[str]) -> None:
     model = case_of(row(task="LoRA", framework="PEFT", sharding="", gpus=8, notes=notes)).plan.model
     assert isinstance(model, dict) and (model["lora"]["rank"], list(model["lora"]["targets"])) == (rank, targets)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "base", "noted"), [("none", "nf4", r"four bits \(NF4\)"), ("FSDP FULL_SHARD", "", "neither its bytes nor its unpacking")]
+)
+@pytest.mark.parametrize(("task", "precision"), [("QLoRA", "bf16"), ("LoRA", "NF4")])
+def test_bases_in_four_bits(sharding: str, base: str, noted: str, task: str, precision: str) -> None:
+    case = case_of(row(task=task, framework="PEFT", sharding=sharding, gpus=8, precision=precision))
+    assert isinstance(case.plan.model, dict) and (case.plan.model["lora"]["base"], case.plan.precision) == (base, "bf16")
+    assert any(re.search(noted, note) for note in case.assumed)
+    assert case_of(row(task="LoRA", framework="PEFT", sharding=sharding, gpus=8)).plan.model["lora"]["base"] == ""  # type: ignore[index]
 
 
 def test_longer_encoders_have_more_positions() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,6 +12,7 @@ from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.language.xl import zipf
 from sim.model.specs.decoder import Decoder, Lora
 from sim.model.specs.spec import Encoder, Mlp, Vit, spec_of
+from sim.predict import predict
 from sim.setting.bind import bind
 from sim.work import Attention, Conv, Gemm, GroupedGemm, MemoryBound
 from topologies.errors import BadInput, Refused, UnknownName
@@ -108,6 +111,57 @@ def test_each_linear_has_an_adapter_of_its_own() -> None:
 
     assert trained(fused=False) == 13_631_488
     assert trained(fused=True) == 32 * 16 * (4096 + 6144 + 4096 + 4096)
+
+
+def test_a_base_in_four_bits_is_unpacked_for_each_product() -> None:
+    """4.127 bits a weight (Dettmers et al. 2023, section 3); embedding, head and norms stay in 16."""
+    spec = load_model("llama3-8b")
+    assert isinstance(spec, Decoder)
+    wide, packed = (describe(replace(spec, lora=Lora(rank=16, base=base)), Shape(micro=1, seq=1024), PLAIN) for base in ("", "nf4"))  # type: ignore[arg-type]
+    assert packed.stored_apart and not wide.stored_apart
+    assert (packed.parameters, packed.flops_per_sample) == (wide.parameters, wide.flops_per_sample)
+    linears = 0
+    for (_, one), (_, other) in zip(wide.blocks, packed.blocks, strict=True):
+        for before, after in zip(one.parts, other.parts, strict=True):
+            if not after.stored:
+                assert before == after
+                continue
+            linears += after.params
+            assert after.stored == pytest.approx(4.127 / 8, rel=1e-3) and after.frozen
+            for kernels, there in ((after.forward, before.forward), (after.backward, before.backward)):
+                unpack, *rest = kernels
+                assert isinstance(unpack, MemoryBound) and tuple(rest) == there
+                assert (unpack.read, unpack.written) == (pytest.approx(after.stored * after.params, abs=1), 2 * after.params)
+    assert linears == 32 * 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
+
+
+def test_a_base_in_four_bits_takes_less_memory_and_more_time() -> None:
+    """QLoRA's figure 6: Llama 65B on one GPU of 48 GB; Llama 2 7B lies in 3.9 GB."""
+    plan = {"task": "lora", "seq_len": 512, "framework": "pytorch", "batch": {"global": 1, "micro": 1}, "memory": {"recompute": "full"}}
+    one, four = (predict(plan | {"model": {"base": "llama2-7b", "lora": {"base": base}}}, "dgx-a100") for base in ("", "nf4"))
+    assert four.memory.parameters == pytest.approx(3.89e9, rel=0.01) and four.memory.parameters < 0.32 * one.memory.parameters
+    assert four.step_time_s > one.step_time_s
+    assert predict(plan | {"model": {"base": "llama-65b", "lora": {"base": "nf4"}}}, "aws-g6e").fits
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"parallel": {"dp_shard": 8, "zero": 3}}, "zero = 3: weights packed in four bits are described whole on each rank"),
+        ({"precision": "fp8", "framework": "megatron-bridge"}, "unpacked to 16 bits, not to fp8"),
+        ({"model": {"base": "mixtral-8x7b", "lora": {"base": "nf4"}}}, "experts in one tensor are none"),
+    ],
+)
+def test_what_is_not_packed_in_four_bits(more: dict[str, Any], words: str) -> None:
+    plan = {"model": {"base": "llama3-8b", "lora": {"base": "nf4"}}, "task": "lora", "seq_len": 1024, "batch": {"micro": 1}}
+    with pytest.raises(Refused, match=words):
+        predict(plan | more, "dgx-h100")
+
+
+def test_no_remedy_shards_what_is_packed_in_four_bits() -> None:
+    plan = {"model": {"base": "llama3-70b", "lora": {"base": "nf4"}}, "task": "lora", "framework": "pytorch", "batch": {"micro": 1}}
+    short = predict(plan | {"seq_len": 1024}, "rtx-4090-x4").does_not_fit
+    assert short is not None and "zero = 3" not in str(short)
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite", "nemotron3-nano", "qwen3-next-80b-a3b"])
