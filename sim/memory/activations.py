@@ -36,11 +36,20 @@ class Pass(NamedTuple):
     """Gradients that its backward leaves; 0 where they last anyway."""
     ahead: Moment = Moment(0, 0, 0)
     """The fullest moment of its forward: activations less than after it (<= 0), and what nothing saves."""
+    weighs: bool = True
+    """Has it gradients of weights? What it keeps lasts until then, where a schedule makes them apart."""
 
     @property
     def rise(self) -> int:
         """Bytes at the fullest moment of its backward above those at its begin."""
         return sum(self.worst)
+
+    def of_samples(self, share: float) -> Pass:
+        """The same of so many times the samples; gradients are as large."""
+        if share == 1.0:
+            return self
+        worst, ahead = (Moment(round(m.activations * share), round(m.working * share), m.gradients) for m in (self.worst, self.ahead))
+        return self._replace(kept=round(self.kept * share), worst=worst, ahead=ahead)
 
 
 Known = dict[tuple[int, bool, float], Pass]
@@ -58,16 +67,16 @@ def passes(plan: Plan, chunk: Blocks, each: float, known: Known, compiled: bool)
     return found
 
 
-def moments(chain: Sequence[Pass], away: Mapping[int, int], kept: int) -> Iterator[Moment]:
+def moments(chain: Sequence[Pass], away: Mapping[int, int], kept: int, apart: bool = False) -> Iterator[Moment]:
     """The fullest moment of each block's backward, last block first, from `kept` bytes at the begin of the first. Beside them what is `away`
-    (`sent_away`) but on its way."""
+    (`sent_away`) but on its way. `apart`: gradients of weights come later, and only what has none is let go of."""
     grown = 0
     for at, one in reversed(list(enumerate(chain))):
         near = kept + sum(chain[here].kept for here, beside in away.items() if here <= at <= beside)
         yield Moment(near + one.worst.activations, one.worst.working, grown + one.worst.gradients)
         if one.ahead.working:
             yield Moment(near + one.ahead.activations, one.ahead.working, 0)
-        kept, grown = kept - one.kept * (at not in away), grown + one.grown
+        kept, grown = kept - one.kept * (at not in away and not (apart and one.weighs)), grown + one.grown
 
 
 def _whole(block: Block, each: float) -> Pass:
@@ -78,7 +87,7 @@ def _whole(block: Block, each: float) -> Pass:
         grown += each * _trained((part,))
         seen.append(Moment(0, back + widest(part), round(grown)))
         back -= part.saved
-    return Pass(block.saved_input, max(seen, key=sum), round(grown))
+    return Pass(block.saved_input, max(seen, key=sum), round(grown), weighs=_weighs(block))
 
 
 def _by_parts(block: Block, each: float, some: Redone) -> Pass:
@@ -94,11 +103,19 @@ def _by_parts(block: Block, each: float, some: Redone) -> Pass:
             ahead.append(Moment(-freed, part.ahead, 0))
         freed += part.saved - some.dropped[at]
         back -= some.dropped[at]
-    return Pass(freed, max(seen, key=sum), round(grown), max(ahead, key=sum))
+    return Pass(freed, max(seen, key=sum), round(grown), max(ahead, key=sum), _weighs(block))
+
+
+def _weighs(block: Block) -> bool:
+    return any(part.wgrad for part in block.parts)
 
 
 def _trained(parts: Sequence[Part]) -> int:
     return sum(part.params for part in parts if not part.frozen)
+
+
+_TWICE = ("batchnorm", "batchnorm_fused", "groupnorm")
+"""Kernels that read what they read twice, for sums first; it is there once."""
 
 
 def widest(part: Part) -> int:
@@ -116,6 +133,8 @@ def widest(part: Part) -> int:
         elif isinstance(work, Conv):
             oh, ow = work.out
             found = max(found, BYTES[work.dtype] * work.batch * (work.c_in * work.h * work.w + work.c_out * oh * ow))
+        elif isinstance(work, MemoryBound) and work.what in _TWICE:
+            found = max(found, work.written + max(0, work.read / 2 - part.saved))
         elif isinstance(work, MemoryBound):
             # What it reads is partly what the part saved, and partly a gradient as large as what it writes.
             found = max(found, min(max(work.read, work.written), work.written + max(0, work.read - part.saved)))

@@ -17,8 +17,10 @@ from sim.memory.overhead import context_bytes, slack_bytes
 from sim.memory.static import static_bytes
 from sim.model.layers.redo import sent_away
 from sim.model.parts import Network
-from sim.model.stages import Blocks, held, in_flight, layout
+from sim.model.stages import Blocks, held, in_flight, layout, most_kept
 from sim.plan import Plan
+from sim.schedule import splits
+from sim.schedule.reading import name_of
 from topologies.hardware import Cpu, Gpu
 from topologies.units import show_size
 
@@ -187,15 +189,16 @@ def _moments(plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, 
     each = growth(plan, framework, chunks, static)
     chains = [passes(plan, chunk, each, known, framework.compile) for chunk in chunks]
     away = [sent_away(plan.memory, chunk) for chunk in chunks]
-    stay = [sum(one.kept for at, one in enumerate(chain) if at not in gone) for chain, gone in zip(chains, away, strict=True)]
-    kept = sum(n * size for n, size in zip(in_flight(plan, rank, tuple(stay)), stay, strict=False))
+    stay = [[one for at, one in enumerate(chain) if at not in gone] for chain, gone in zip(chains, away, strict=True)]
+    weighing, others = (tuple(sum(one.kept for one in chain if one.weighs == has) for chain in stay) for has in (True, False))
+    kept, apart = most_kept(plan, rank, weighing, others), plan.parallel.pp > 1 and splits(name_of(plan.parallel))
     lasting = 0 if each else static["gradients"]
     if plan.microbatches == 1:
         begins = [sum(len(chain) for chain in chains[:number]) for number in range(len(chains))]
         away = [{start + at: start + beside for start, gone in zip(begins, away, strict=True) for at, beside in gone.items()}]
         chains = [[one for chain in chains for one in chain]]
     for chain, gone in zip(chains, away, strict=True):
-        found += [moment._replace(gradients=moment.gradients + lasting) for moment in moments(chain, gone, kept)]
+        found += [moment._replace(gradients=moment.gradients + lasting) for moment in moments(chain, gone, kept, apart)]
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple, TypeVar
 
+from sim.lower.noise import loads
 from sim.memory.activations import Known, Pass, passes
 from sim.memory.report import MemoryReport, forward_bytes, growth, memory_of_stages
 from sim.memory.static import static_bytes
@@ -59,15 +60,16 @@ def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
     for span in trace.spans:
         if span.kind not in ORDERS and (span.lane == COMPUTE or (span.cls == UPDATE and not cpu_lane(span.lane))):
             spans[span.rank].append(span)
-    found, known = {}, Known()
+    found, known, load = {}, Known(), loads(plan)
     for rank, mine in sorted(spans.items()):
         stage = mesh.coordinates(rank)["pp"]
         chunks = held(stages, plan, stage)
         static = static_bytes(plan, network, framework, chunks)
         each = growth(plan, framework, chunks, static)
-        chains = [passes(plan, chunk, each, known, framework.compile) for chunk in chunks]
+        share = load(rank)
+        chains = [[one.of_samples(share) for one in passes(plan, chunk, each, known, framework.compile)] for chunk in chunks]
         if plan.task == "forward":
-            changes = _forward_only(mine, forward_bytes(chunks))
+            changes = _forward_only(mine, round(forward_bytes(chunks) * share))
         else:
             blocks = {name: one for chunk, chain in zip(chunks, chains, strict=True) for (name, _), one in zip(chunk, chain, strict=True)}
             away = {chunk[at][0]: chunk[beside][0] for chunk in chunks for at, beside in sent_away(plan.memory, chunk).items()}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from sim.model.parts import Block, Network
 from sim.plan import Plan
-from sim.schedule import Action, chunks_of, rank_of, schedule
+from sim.schedule import Action, chunks_of, rank_of, schedule, splits
 from sim.schedule.interleaved import round_of
 from sim.schedule.reading import name_of
 from topologies.errors import BadInput, Refused
@@ -103,6 +103,27 @@ def in_flight(plan: Plan, rank: int, sizes: tuple[int, ...] = ()) -> tuple[int, 
 def _dealt(begun: int, size: int, chunks: int) -> tuple[int, ...]:
     """So many passes, rounds of `size` of one chunk after the other, by chunk."""
     return tuple(sum(k // size % chunks == chunk for k in range(begun)) for chunk in range(chunks))
+
+
+def most_kept(plan: Plan, rank: int, weighing: tuple[int, ...], others: tuple[int, ...]) -> int:
+    """Bytes that passes in flight keep at most. Of a pass of each chunk: those that last until its weights' gradients are made, and the `others`, of
+    blocks that have none, which go with the gradient of its input."""
+    p = plan.parallel
+    name = name_of(p)
+    if p.pp == 1 or not any(others) or not splits(name):
+        whole = tuple(a + b for a, b in zip(weighing, others, strict=True))
+        return sum(n * size for n, size in zip(in_flight(plan, rank, whole), whole, strict=False))
+    kept = most = 0
+    begun: dict[tuple[int, int], int] = {}
+    for action in schedule(name, p.pp, rank, plan.microbatches, p.virtual_stages):
+        chunk, key = action.stage // p.pp, (action.stage, action.microbatch)
+        if action.kind == "F":
+            begun[key] = others[chunk]
+            kept += weighing[chunk] + others[chunk]
+        else:  # the others go with the first of its backward's halves
+            kept -= begun.pop(key, 0) + (weighing[chunk] if action.kind != "I" else 0)
+        most = max(most, kept)
+    return most
 
 
 def fullest(actions: Iterable[Action], pp: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from sim.files.machinefile import machine_words
 from sim.memory.remedies import most_sharded, of_sequences
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.program import Program
+from sim.result.doubts import doubts
 from sim.result.idle import without_effect
 from sim.result.prediction import Prediction
 from sim.result.uncertainty import Interval
@@ -98,7 +99,7 @@ def figures(
         breakdown=split,
         critical_path=path,
         sources=sources,
-        warnings=_warnings(setting, program, per_gpu, peak, sources["assumed"]),
+        warnings=[*_warnings(setting, program, per_gpu, peak, sources["assumed"]), *doubts(setting, report)],
         unit="tokens" if network.seq > 1 else "samples",
         interval=(sure.low, sure.high),
         mark=sure.mark,

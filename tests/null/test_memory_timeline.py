@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sim.memory.activations import widest
 from sim.memory.report import memory_of, memory_of_stages
 from sim.memory.timeline import Line, memory_timelines
 from sim.predict import predict
@@ -42,6 +43,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "megatron": {"framework": "megatron-lm", "batch": {"global": 2}},
     "forward": {"task": "forward"},
     "cnn": {"model": "resnet18", "seq_len": 1, "precision": "fp32"},
+    "uneven": {"noise": {"imbalance": "r0: 1.5x"}},
+    "uneven forward": {"task": "forward", "noise": {"imbalance": "r0: 1.5x"}},
 }
 
 
@@ -68,6 +71,34 @@ def test_every_stage_of_a_pipeline_peaks_as_reported(schedule: str, chunks: int)
     assert peaks == pytest.approx(reports, rel=1e-3 if chunks > 1 else 1e-12)
     assert max(peaks) == pytest.approx(peak, rel=1e-3)
     assert all(line[-1][1] == line[0][1] for line in drawn.values())
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "1f1b"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"model": "vgg16", "seq_len": 1},  # the fullest block is not the last of its stage
+        {"task": "lora"},  # what has no gradients of weights does not wait for them
+    ],
+    ids=["pictures", "adapters"],
+)
+def test_what_waits_for_gradients_of_weights_is_counted_until_then(plan: dict[str, Any], schedule: str) -> None:
+    drawn, reports, _ = lines(GPT | plan | {"batch": {"global": 4}, "parallel": {"pp": 2, "schedule": schedule}})
+    assert [max(used for _, used in line) for line in drawn.values()] == pytest.approx(reports, rel=1e-4)
+
+
+@pytest.mark.no_cover
+def test_kernels_that_read_twice_hold_what_they_read_once() -> None:
+    """Of a batch norm's backward: the gradients of its result and of its input."""
+    part = next(
+        part
+        for _, block in bind({"model": "resnet18", "batch": {"micro": 4}}, "dgx-h100").network.blocks
+        for part in block.parts
+        if part.cls == "norm"
+    )
+    assert part.backward[-1].read > 2 * part.backward[-1].written  # type: ignore[union-attr]
+    assert widest(part) == pytest.approx(2 * part.backward[-1].written, rel=1e-3)  # type: ignore[union-attr]
 
 
 @pytest.mark.no_cover

@@ -90,7 +90,7 @@ def backbone(spec: Cnn, share: Share, scaled: Part, image: Map) -> tuple[list[tu
     `Refused` for CUDA graphs, which detectors' losses do not allow, but RetinaNet's in one kernel."""
     if share.framework.cuda_graphs and not (spec.arch == "retinanet" and share.framework.loss.fused):
         raise Refused(
-            f"{spec.name}: how many regions there are depends on the data, so no CUDA graph holds its step; set cuda_graphs = false"
+            f"{spec.name or spec.arch}: how many regions there are depends on the data, so no CUDA graph holds its step; set cuda_graphs = false"
         )
     conv, x = convolution(share, "conv1", image, 64, 7, stride=2, padding=3, first=True)
     pooled, y = pool(replace(share, e=carried(share)), "pool", x, 3, 2, 1)

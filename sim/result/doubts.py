@@ -1,0 +1,81 @@
+"""What runs as the plan says and is hardly meant so: nodes without a rank, groups astride nodes, recomputation that saves nothing, a full device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sim.memory.report import MemoryReport
+from sim.rules import mesh_of
+from sim.setting.bind import Setting
+from sim.setting.rooms import smallest_devices
+from topologies.units import show_size
+
+_LITTLE = 0.02
+"""Of what a layer keeps, what recomputation of one of its parts should save at least."""
+
+_CROWDED = 0.93
+"""Of a device, what leaves its allocator little room."""
+
+
+def doubts(setting: Setting, report: MemoryReport) -> list[str]:
+    """A sentence for each."""
+    return [*_idle_nodes(setting), *_astride(setting), *_for_nothing(setting), *_full(setting, report)]
+
+
+def _idle_nodes(setting: Setting) -> Iterator[str]:
+    topology, world = setting.topology, setting.plan.world
+    used = topology.nodes_of(world)
+    if used < topology.nodes:
+        yield (
+            f"the plan's {world} ranks leave {topology.nodes - used} of {topology.nodes} nodes of {topology.name} without one: more ranks are "
+            "parallel.dp_shard or dp_replicate (and batch.global), or name a smaller machine"
+        )
+
+
+def _astride(setting: Setting) -> Iterator[str]:
+    """Groups whose messages are many and large lie inside a node, as far as they are not larger than one."""
+    topology, mesh = setting.topology, mesh_of(setting.plan)
+    each = topology.ranks_per_node
+    if topology.nodes == 1 or topology.cluster.scatter or mesh.world <= each:
+        return
+    for axis in ("tp", "ep", "cp"):
+        size = mesh.size(axis)
+        if size == 1 or (size > each and axis != "tp"):  # experts and sequences are spread over nodes on purpose
+            continue
+        group = next((group for group in mesh.groups(axis) if len(set(map(topology.node, group))) > 1), None)
+        if group is None:
+            continue
+        nodes = len(set(map(topology.node, group)))
+        where = f"{axis} = {size}: ranks {group[0]} to {group[-1]} lie on {nodes} nodes, and what they exchange takes the network"
+        fitting = max((count for count in range(size, each + 1) if count % size == 0), default=0)
+        if fitting and fitting < each:
+            yield f"{where}. With ranks_per_node={fitting} (--set) each group has one node"
+        elif not fitting:
+            yield f"{where}. A node has {each} ranks: use tp = {each} at most"
+        else:
+            yield f"{where}. Let placement begin with {axis}"
+
+
+def _for_nothing(setting: Setting) -> Iterator[str]:
+    """Fused attention keeps no scores: its core runs again, and what it saves is a number for each row."""
+    memory = setting.plan.memory
+    if memory.recompute != "selective" or memory.recompute_modules or setting.plan.task == "forward":
+        return
+    parts = [part for _, block in setting.network.blocks if block.kind == "layer" for part in block.parts]
+    again = [part for part in parts if part.recompute]
+    if again and sum(part.dropped for part in again) < _LITTLE * sum(part.saved for part in parts):
+        yield (
+            'memory.recompute = "selective" runs attention\'s core again, and fused attention keeps next to nothing that this would save. Name '
+            'what else to run again in recompute_modules (["op"] is torchtitan\'s way), or set recompute = "none"'
+        )
+
+
+def _full(setting: Setting, report: MemoryReport) -> Iterator[str]:
+    devices = smallest_devices(setting)
+    room = devices[report.stage].memory if setting.topology.kind == "cuda" else 0
+    needed = report.allocated + report.context
+    if room and _CROWDED * room < needed <= report.peak <= room:
+        yield (
+            f"tensors and context take {show_size(needed)} of {show_size(room)}: the allocator has little to choose from, frees and asks again, and an "
+            "uneven step may not fit"
+        )

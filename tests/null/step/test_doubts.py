@@ -1,0 +1,66 @@
+"""What runs as the plan says and is hardly meant so is said; what is usual is not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from sim.predict import predict
+
+SMALL: dict[str, Any] = {"family": "decoder", "name": "small", "layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000}
+PLAN: dict[str, Any] = {"model": SMALL, "seq_len": 1024, "framework": "megatron-core", "batch": {"micro": 1}}
+EXPERTS = SMALL | {"moe": {"experts": 32, "top_k": 2, "ffn": 512}}
+
+
+def said(plan: dict[str, Any], on: str, *edits: str) -> list[str]:
+    return predict(PLAN | plan, on, edits=edits).warnings
+
+
+@pytest.mark.parametrize(
+    ("plan", "on", "edits", "words"),
+    [
+        ({"parallel": {"dp_shard": 8}}, "3x dgx-h100", (), "8 ranks leave 2 of 3 nodes of 3x dgx-h100 without one"),
+        ({"parallel": {"tp": 16}}, "2x dgx-h100", (), "tp = 16: ranks 0 to 15 lie on 2 nodes.* use tp = 8 at most"),
+        (
+            {"model": EXPERTS, "parallel": {"dp_replicate": 96, "ep": 32}, "batch": {"global": 96, "micro": 1}},
+            "2x gb200-nvl72",
+            (),
+            r"ep = 32: ranks 64 to 95 lie on 2 nodes.* With ranks_per_node=64 \(--set\)",
+        ),
+        (
+            {"parallel": {"tp": 2, "dp_replicate": 8, "placement": "dp,tp,cp,pp"}, "batch": {"global": 8, "micro": 1}},
+            "2x dgx-h100",
+            (),
+            "tp = 2: ranks 0 to 8 lie on 2 nodes.* Let placement begin with tp",
+        ),
+        ({"memory": {"recompute": "selective"}}, "dgx-h100", (), 'recompute = "selective" runs attention\'s core again'),
+    ],
+    ids=["idle nodes", "wide tp", "astride", "placement", "for nothing"],
+)  # fmt: skip
+def test_what_is_hardly_meant_is_said(plan: dict[str, Any], on: str, edits: tuple[str, ...], words: str) -> None:
+    assert [text for text in said(plan, on, *edits) if re.search(words, text)], said(plan, on, *edits)
+
+
+@pytest.mark.parametrize(
+    ("plan", "on", "edits"),
+    [
+        ({}, "dgx-h100", ()),  # one rank of a node of eight
+        ({"parallel": {"tp": 8, "dp_replicate": 2}}, "2x dgx-h100", ()),
+        ({"model": EXPERTS, "parallel": {"dp_replicate": 16, "ep": 16}}, "2x dgx-h100", ()),  # experts are spread over nodes
+        ({"memory": {"recompute": "selective"}, "attention": "math"}, "dgx-h100", ()),
+        ({"memory": {"recompute": "selective", "recompute_modules": ["mlp"]}}, "dgx-h100", ()),
+    ],
+)
+def test_what_is_usual_is_not(plan: dict[str, Any], on: str, edits: tuple[str, ...]) -> None:
+    ranks = plan.get("parallel", {}).get("dp_replicate", 1)
+    assert not said(plan | {"batch": {"micro": 1, "global": ranks}}, on, *edits)
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.97, True), (0.85, False)])
+def test_a_device_that_tensors_fill_is_named(share: float, warns: bool) -> None:
+    memory = predict(PLAN, "dgx-h100").memory
+    room = round((memory.allocated + memory.context) / share)
+    found = predict(PLAN, "dgx-h100", edits=(f"gpu.memory={room} B",))
+    assert found.fits and any("tensors and context take" in text for text in found.warnings) is warns
