@@ -211,7 +211,7 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         shown = found.to_dict()
         if not as_json:
             del shown["interval_s"], shown["unpriced"]
-            _free(desk, found.unpriced)
+            _noted(desk, found.unpriced, base.output.checkpoint_every)
             if found.quiet_step_s < found.step_time_s:  # what the plan saves is no part of the days: checkpoints are counted apart
                 shown["step_without_checkpoints_s"] = found.quiet_step_s
             shown["days_interval"] = "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)
@@ -225,9 +225,11 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
             raise typer.Exit(3)
 
 
-def _free(desk: Desk, edits: Iterable[str]) -> None:
-    """What another machine is not charged for."""
-    for edit in edits:
+def _noted(desk: Desk, free: Iterable[str], every: int) -> None:
+    """What another machine is not charged for, and how often the plan would save."""
+    if every:
+        desk.say(f"note: checkpoints are made as often as costs least, not every {every:,} steps, as the plan has it")
+    for edit in free:
         desk.say(f'note: no price for {edit}: the money is that of the machine without it. --prices: "{edit}" = 0.1 adds to each GPU-hour')
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sim.memory.report import MemoryReport
 from sim.rules import mesh_of
+from sim.setting.astride import astride
 from sim.setting.bind import Setting
 from sim.setting.rooms import smallest_devices
 from topologies.units import show_size
@@ -19,10 +20,11 @@ _CROWDED = 0.93
 
 def doubts(setting: Setting, report: MemoryReport) -> list[str]:
     """A sentence for each."""
-    return [*_idle_nodes(setting), *_astride(setting), *_for_nothing(setting), *_full(setting, report)]
+    return [*idle_nodes(setting), *_astride(setting), *_captured(setting), *_for_nothing(setting), *_full(setting, report)]
 
 
-def _idle_nodes(setting: Setting) -> Iterator[str]:
+def idle_nodes(setting: Setting) -> Iterator[str]:
+    """The machine is larger than the plan."""
     topology, world = setting.topology, setting.plan.world
     used = topology.nodes_of(world)
     if used < topology.nodes:
@@ -34,16 +36,15 @@ def _idle_nodes(setting: Setting) -> Iterator[str]:
 
 def _astride(setting: Setting) -> Iterator[str]:
     """Groups whose messages are many and large lie inside a node, as far as they are not larger than one."""
-    topology, mesh = setting.topology, mesh_of(setting.plan)
-    each = topology.ranks_per_node
-    if topology.nodes == 1 or topology.cluster.scatter or mesh.world <= each:
+    topology, mesh, each = setting.topology, mesh_of(setting.plan), setting.topology.ranks_per_node
+    if topology.cluster.scatter:
         return
     for axis in ("tp", "ep", "cp"):
         size = mesh.size(axis)
-        if size == 1 or (size > each and axis != "tp"):  # experts and sequences are spread over nodes on purpose
-            continue
-        group = next((group for group in mesh.groups(axis) if len(set(map(topology.node, group))) > 1), None)
-        if group is None:
+        group = (
+            astride(mesh, topology, axis) if size <= each or axis == "tp" else ()
+        )  # experts and sequences are spread over nodes on purpose
+        if not group:
             continue
         nodes = len(set(map(topology.node, group)))
         where = f"{axis} = {size}: ranks {group[0]} to {group[-1]} lie on {nodes} nodes, and what they exchange takes the network"
@@ -54,6 +55,15 @@ def _astride(setting: Setting) -> Iterator[str]:
             yield f"{where}. A node has {each} ranks: use tp = {each} at most"
         else:
             yield f"{where}. Let placement begin with {axis}"
+
+
+def _captured(setting: Setting) -> Iterator[str]:
+    plan = setting.plan
+    if plan.cuda_graphs and setting.network.has_experts and not plan.parallel.capacity:
+        yield (
+            "cuda_graphs = true: how many rows an expert gets depends on the data, and a graph of the step holds them only where they are filled up to "
+            "a fixed number. What that takes is counted with parallel.capacity alone"
+        )
 
 
 def _for_nothing(setting: Setting) -> Iterator[str]:

@@ -22,6 +22,7 @@ from sim.model.specs.decoder import Lora
 from sim.model.specs.vlm import VisionLanguage
 from sim.plan import Plan
 from sim.rules import mesh_of
+from sim.setting.astride import astride
 from sim.setting.folding import places_of
 from topologies.cluster import parse
 from topologies.errors import BadInput, Refused
@@ -72,7 +73,7 @@ def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Pa
         )
     plan = _as_run(plan, machine)
     _supported(plan, machine)
-    framework = framework_of(plan)
+    framework = _on_nodes(framework_of(plan), plan, machine)
     network = network_of(plan, framework)
     check_modules(plan.memory.recompute_modules, (block for _, block in network.blocks))
     return Setting(plan, machine, framework, network)
@@ -96,6 +97,15 @@ def _as_run(plan: Plan, machine: Topology) -> Plan:
     if plan.precision == "tf32" and isinstance(device, Gpu) and "tf32" not in device.flops:
         return msgspec.structs.replace(plan, precision="fp32")
     return plan
+
+
+def _on_nodes(framework: Framework, plan: Plan, machine: Topology) -> Framework:
+    """TransformerEngine's user buffers reach the ranks of one node (an NVLink domain): a framework that overlaps with them by itself does not where a
+    group of tensor parallelism lies on several."""
+    habits = framework.tensor_parallel
+    if habits.overlap and habits.style == "megatron" and plan.parallel.tp_overlap is None and astride(mesh_of(plan), machine, "tp"):
+        return framework.but(tensor_parallel={"overlap": False})
+    return framework
 
 
 _ON_CPUS = ("fp32", "tf32", "bf16", "fp16")

@@ -35,9 +35,10 @@ def said(plan: dict[str, Any], on: str, *edits: str) -> list[str]:
             (),
             "tp = 2: ranks 0 to 8 lie on 2 nodes.* Let placement begin with tp",
         ),
+        ({"model": EXPERTS, "cuda_graphs": True}, "dgx-h100", (), "how many rows an expert gets depends on the data"),
         ({"memory": {"recompute": "selective"}}, "dgx-h100", (), 'recompute = "selective" runs attention\'s core again'),
     ],
-    ids=["idle nodes", "wide tp", "astride", "placement", "for nothing"],
+    ids=["idle nodes", "wide tp", "astride", "placement", "captured", "for nothing"],
 )  # fmt: skip
 def test_what_is_hardly_meant_is_said(plan: dict[str, Any], on: str, edits: tuple[str, ...], words: str) -> None:
     assert [text for text in said(plan, on, *edits) if re.search(words, text)], said(plan, on, *edits)
@@ -64,3 +65,11 @@ def test_a_device_that_tensors_fill_is_named(share: float, warns: bool) -> None:
     room = round((memory.allocated + memory.context) / share)
     found = predict(PLAN, "dgx-h100", edits=(f"gpu.memory={room} B",))
     assert found.fits and any("tensors and context take" in text for text in found.warnings) is warns
+
+
+def test_user_buffers_end_with_the_node() -> None:
+    """What a framework overlaps by itself; who asks for it is heard."""
+    wide, near = ({"parallel": {"tp": 16}}, "2x dgx-h100"), ({"parallel": {"tp": 8}}, "dgx-h100")
+    for (plan, on), beside in ((wide, False), (near, True)):
+        steps = [predict(PLAN | {"parallel": plan["parallel"] | {"tp_overlap": asked}}, on).step_time_s for asked in (None, True, False)]
+        assert (steps[0] == steps[1], steps[0] == steps[2]) == (beside, not beside)
