@@ -11,7 +11,7 @@ from sim.cost.device import peak_flops
 from sim.cost.gemm import BEST, gemm_cost, grouped_cost, power_ratio
 from sim.cost.memory_bound import memory_bound_cost
 from sim.cost.price import Cost, Source
-from sim.cost.sustained import is_narrow, training_clock, vector_clock
+from sim.cost.sustained import is_narrow, training_clock, unraised, vector_clock
 from sim.work import EXACT, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
@@ -69,6 +69,7 @@ def _price(work: Work, gpu: Gpu, efficiency: str, sustained: bool, board: float)
         return memory_bound_cost(work, gpu)
     if isinstance(work, HostWork):
         raise BadInput(f"{work} is work of a CPU thread, not of {gpu.name}. Price it with host_seconds")
+    gpu = unraised(gpu) if sustained else gpu
     seconds, source = _matrix(work, gpu, efficiency, sustained)
     return at_clock(work, gpu, seconds, board * _training(work, gpu) if sustained else board), source
 

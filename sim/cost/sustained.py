@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from statistics import NormalDist
 
+from msgspec import structs
+
 from sim.cost.device import NEAREST, as_sold, by_arch, table
 from sim.cost.gemm import powered
 from sim.cost.price import Source
@@ -41,6 +43,14 @@ def capped(gpu: Gpu) -> float:
     had lowered the clock further."""
     known = as_sold(gpu).clock
     return gpu.clock / known if gpu.clock and known else 1.0
+
+
+def unraised(gpu: Gpu) -> Gpu:
+    """The GPU as its power limit leaves it in training: a boost clock above that of the catalog's is not reached by what multiplies."""
+    raised = capped(gpu)
+    if raised <= 1.0:
+        return gpu
+    return structs.replace(gpu, clock=gpu.clock / raised, flops={dtype: peak / raised for dtype, peak in gpu.flops.items()})
 
 
 def steered(gpu: Gpu) -> float:

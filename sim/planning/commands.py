@@ -229,7 +229,12 @@ def _noted(desk: Desk, free: Iterable[str], every: int) -> None:
     """What another machine is not charged for, and how often the plan would save."""
     if every:
         desk.say(f"note: checkpoints are made as often as costs least, not every {every:,} steps, as the plan has it")
-    for edit in free:
+    _free(desk, free)
+
+
+def _free(desk: Desk, edits: Iterable[str]) -> None:
+    """What another machine is not charged for."""
+    for edit in edits:
         desk.say(f'note: no price for {edit}: the money is that of the machine without it. --prices: "{edit}" = 0.1 adds to each GPU-hour')
 
 

@@ -81,6 +81,25 @@ def test_more_watts_never_slow_a_product_down(name: str) -> None:
     assert seconds == sorted(seconds, reverse=True) and seconds[-1] < 1.001 * seconds[0]
 
 
+@pytest.mark.parametrize("name", ["v100-sxm2-32gb", "a100-sxm-80gb", "h100-sxm", "rtx-3090"])
+@pytest.mark.parametrize(
+    "work",
+    [msgspec.structs.replace(BIG, dtype="fp16"), Gemm(64, 4096, 4096, "fp16"), Conv(64, 64, 56, 56, 64, 1, 1, dtype="fp32")],
+    ids=["large", "thin", "convolution"],
+)
+def test_a_boost_clock_that_is_not_reached_changes_nothing(name: str, work: Gemm | Conv) -> None:
+    """Nor does it lengthen what the memory binds; a lower one does not speed up."""
+    topology = {"v100-sxm2-32gb": "dgx1-v100-32gb", "a100-sxm-80gb": "dgx-a100", "h100-sxm": "dgx-h100", "rtx-3090": "rtx-3090-x2"}[name]
+    clock = gpu(name).clock
+    seconds = []
+    for times in (0.8, 1.0, 1.2, 2.0):
+        device = load_topology(topology, (f"gpu.clock={clock * times:.0f}",)).device(0)
+        assert isinstance(device, Gpu) and device.name == name
+        seconds.append(kernel_cost(work, device).seconds)
+    assert seconds[1] == pytest.approx(seconds[2], rel=1e-3) == pytest.approx(seconds[3], rel=1e-3)
+    assert seconds[0] >= 0.999 * seconds[1]
+
+
 def test_a_board_of_many_watts_for_each_flop_trains_at_the_rate_of_a_benchmark() -> None:
     """A GeForce's units are half as fast as those of the A100 whose kernels it takes, on as many watts."""
     board = gpu("rtx-3090")
