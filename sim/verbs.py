@@ -23,11 +23,10 @@ PlanName = Annotated[str, typer.Argument(help="A plan: TOML file or a shipped pl
 
 
 def heeded(desk: Desk, setting: Setting) -> Setting:
-    """The setting, after a word about what of it has no effect, and nodes without a rank: `predict` has these among its warnings."""
-    from sim.result.doubts import idle_nodes
+    """The setting, after a word about what of it has no effect: `predict` has these among its warnings."""
     from sim.result.idle import without_effect
 
-    for text in (*without_effect(setting), *idle_nodes(setting)):
+    for text in without_effect(setting):
         desk.say(f"warning: {text}")
     return setting
 

@@ -20,11 +20,10 @@ _CROWDED = 0.93
 
 def doubts(setting: Setting, report: MemoryReport) -> list[str]:
     """A sentence for each."""
-    return [*idle_nodes(setting), *_astride(setting), *_captured(setting), *_for_nothing(setting), *_full(setting, report)]
+    return [*_idle_nodes(setting), *_astride(setting), *_captured(setting), *_for_nothing(setting), *_full(setting, report)]
 
 
-def idle_nodes(setting: Setting) -> Iterator[str]:
-    """The machine is larger than the plan."""
+def _idle_nodes(setting: Setting) -> Iterator[str]:
     topology, world = setting.topology, setting.plan.world
     used = topology.nodes_of(world)
     if used < topology.nodes:
