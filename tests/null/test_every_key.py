@@ -204,7 +204,7 @@ def changed(name: str) -> tuple[dict[str, list[str]], frozenset[str], list[str]]
                 continue  # what cannot be is an error
             if plan == base:
                 continue
-            warned = [text for text in found.warnings if text.startswith(f"{key} = ")]
+            warned = [text for text in found.warnings if text.startswith(f"{key} = ") and "has no effect" in text]
             assert found.program is not None
             if figures(found) != figures(first):
                 moving.add(key)
