@@ -23,7 +23,7 @@ def write_samples(plan: Plan, folder: Path) -> None:
     at all: hosts may share the folder. Raises `RunFailed` when the disk is full.
     """
     at = place()
-    if plan.data.source in ("memory", "device") or not plan.data.sample or (at is not None and at.local_rank):
+    if not plan.data.stored or not plan.data.sample or (at is not None and at.local_rank):
         return
     block = os.urandom(plan.data.sample)
     try:

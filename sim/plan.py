@@ -191,6 +191,11 @@ class Data(_Section, frozen=True, kw_only=True):
     """A tensor as large as the batch that the loop makes anew for each micro-batch (noise, a mask): on the CPU and then moved,
     or on the device."""
 
+    @property
+    def stored(self) -> bool:
+        """Do samples lie on a disk or in a store, from where they are read?"""
+        return self.source not in ("memory", "device")
+
 
 class Output(_Section, frozen=True, kw_only=True):
     """What a step gives to people and disks, and how often."""

@@ -43,7 +43,7 @@ class Samples(Dataset[Pair]):
         return self.ready[index % POOL]
 
     def _read(self, index: int) -> bytes:
-        if self.data.source in ("memory", "device") or not self.data.sample:
+        if not self.data.stored or not self.data.sample:
             return b""
         place = f"{self.folder}/samples.sqlite" if self.data.source == "database" else f"{self.folder}/{index}.bin"
         try:

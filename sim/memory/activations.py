@@ -24,6 +24,10 @@ class Moment(NamedTuple):
     working: int
     gradients: int
 
+    def of_samples(self, share: float) -> Moment:
+        """The same of so many times the samples; gradients are as large."""
+        return self._replace(activations=round(self.activations * share), working=round(self.working * share))
+
 
 class Pass(NamedTuple):
     """One block of a chunk, through forward and backward of one micro-batch. Bytes."""
@@ -48,8 +52,7 @@ class Pass(NamedTuple):
         """The same of so many times the samples; gradients are as large."""
         if share == 1.0:
             return self
-        worst, ahead = (Moment(round(m.activations * share), round(m.working * share), m.gradients) for m in (self.worst, self.ahead))
-        return self._replace(kept=round(self.kept * share), worst=worst, ahead=ahead)
+        return self._replace(kept=round(self.kept * share), worst=self.worst.of_samples(share), ahead=self.ahead.of_samples(share))
 
 
 Known = dict[tuple[int, bool, float], Pass]

@@ -176,8 +176,7 @@ def _stage(
 def _loaded(plan: Plan, found: list[Moment], share: float) -> list[Moment]:
     """The same on the rank with most samples, of a `share` of them; the first moment, the optimizer's, knows none."""
     most = share * (max(map(loads(plan), range(plan.world))) if plan.noise.imbalance != "none" else 1.0)
-    rest = [one._replace(activations=round(one.activations * most), working=round(one.working * most)) for one in found[1:]]
-    return [found[0], *rest] if most != 1.0 else found
+    return [found[0], *(one.of_samples(most) for one in found[1:])] if most != 1.0 else found
 
 
 def _moments(plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, ...], static: dict[str, int], known: Known) -> list[Moment]:

@@ -40,9 +40,9 @@ def _astride(setting: Setting) -> Iterator[str]:
         return
     for axis in ("tp", "ep", "cp"):
         size = mesh.size(axis)
-        group = (
-            astride(mesh, topology, axis) if size <= each or axis == "tp" else ()
-        )  # experts and sequences are spread over nodes on purpose
+        if size > each and axis != "tp":  # experts and sequences are spread over nodes on purpose
+            continue
+        group = astride(mesh, topology, axis)
         if not group:
             continue
         nodes = len(set(map(topology.node, group)))

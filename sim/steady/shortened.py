@@ -58,7 +58,7 @@ def warm_of(plan: Plan, count: int) -> tuple[int, ...]:
 
 def reads_itself(plan: Plan) -> bool:
     """Does the training thread read its batches, from what it shares with other ranks: a disk, a store?"""
-    return not plan.data.workers and plan.data.source not in ("memory", "device")
+    return not plan.data.workers and plan.data.stored
 
 
 def _shares_host(plan: Plan) -> bool:
