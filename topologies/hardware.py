@@ -15,7 +15,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Catalog key, e.g. `h100-sxm`."""
     arch: str
-    """sm37 sm60 sm61 sm70 sm75 sm80 sm86 sm89 sm90 sm100 sm103 sm120 gfx908 gfx90a gfx942."""
+    """sm37 sm60 sm61 sm70 sm75 sm80 sm86 sm89 sm90 sm100 sm103 sm107 sm120 gfx908 gfx90a gfx942."""
     flops: dict[str, float]
     """Peak dense FLOP/s by dtype: fp32 tf32 bf16 fp16 fp8 fp4. A missing dtype is not supported."""
     memory: int

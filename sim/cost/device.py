@@ -37,13 +37,14 @@ NEAREST = {
     "sm90": ("sm100", "sm80"),
     "sm100": ("sm103", "sm90", "sm80"),
     "sm103": ("sm100", "sm90", "sm80"),
+    "sm107": ("sm103", "sm100", "sm90", "sm80"),
     "sm120": ("sm80", "sm89", "sm86"),
     "gfx908": ("gfx90a", "gfx942", "sm80"),
     "gfx90a": ("gfx908", "gfx942", "sm80"),
     "gfx942": ("gfx90a", "gfx908", "sm90", "sm80"),
 }
 """Architectures by kinship of their matrix units: synchronous mma (sm70-89, sm120), warp-group and tensor memory
-(sm90-103), AMD's. Where kin of the same kind is missing the generation before stands in."""
+(sm90-107), AMD's. Where kin of the same kind is missing the generation before stands in."""
 ANY = "sm80"
 """For architectures that nobody listed."""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from topologies.hardware import Gpu
 
-CHANNELS = {"sm70": 12, "sm80": 24, "sm90": 24, "sm100": 28, "sm103": 28}
-"""SMs that a collective's kernel holds (facts: channels, SMs, chunks; V100: NCCL 2.x hybrid cube mesh, assumed)."""
+CHANNELS = {"sm70": 12, "sm80": 24, "sm90": 24, "sm100": 28, "sm103": 28, "sm107": 28}
+"""SMs that a collective's kernel holds (facts: channels, SMs, chunks; V100: NCCL 2.x hybrid cube mesh, and sm107 as Blackwell: assumed)."""
 _OTHER = 8
 """PCIe machines: few channels fill the link (assumed)."""
 SHARE = 0.19

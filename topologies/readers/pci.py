@@ -52,7 +52,7 @@ SWITCHED = {18: (5, 4, 4, 5), 12: (2, 2, 2, 2, 2, 2), 6: (1, 1, 1, 1, 1, 1), 8: 
 """NVLinks of a GPU -> links to each NVSwitch chip, where a file tells only the sum: HGX H100, HGX A100, DGX-2, H800."""
 _BY_GENERATION = {3: ("v100-sxm2-16gb", "ib-edr-100g"), 4: ("a100-sxm-80gb", "ib-hdr-200g"), 5: ("h100-sxm", "ib-ndr-400g")}
 _BY_SM = {"60": "p100-pcie", "61": "p4", "70": "v100-sxm2-16gb", "75": "t4", "80": "a100-sxm-80gb", "86": "a10", "89": "l40s"}
-_BY_SM |= {"90": "h100-sxm", "100": "b200-sxm", "103": "b300-sxm", "120": "rtx-pro-6000"}
+_BY_SM |= {"90": "h100-sxm", "100": "b200-sxm", "103": "b300-sxm", "107": "vr200", "120": "rtx-pro-6000"}
 _USABLE = {1: 3.2, 2: 6.4, 3: 12.5, 4: 25.0, 5: 53.0, 6: 105.0}
 """GB/s per direction that x16 of a PCIe generation carries (as in the GPUs' catalog files; 1, 2 and 6 scaled from NCCL's table)."""
 _GENERATION = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}

@@ -18,6 +18,7 @@ from topologies.load import load_topology
 
 _RULES: tuple[tuple[str, str, str, str], ...] = (
     # (GPU, pattern over "memory GPU form system intra inter", machine of the catalog, what-ifs); "" as pattern: the usual machine
+    (r"vr200|rubin", "", "vr200-nvl72", ""),
     (r"gb300", "", "gb300-nvl72", ""),
     (r"gb200", "", "gb200-nvl72", ""),
     (r"b300", "", "dgx-b300", ""),
@@ -84,8 +85,8 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"mi300a", "", "alps-gh200", "gpu=mi300a"),
     (r"mi300", "", "mi300x-x8", ""),
     (r"mi325x", "", "mi325x-x8", ""),
-    (r"mi355x", "", "mi325x-x8", "gpu=mi355x"),
-    (r"mi350x", "", "mi325x-x8", "gpu=mi350x"),
+    (r"mi355x", "", "mi355x-x8", ""),
+    (r"mi350x", "", "mi355x-x8", "gpu=mi350x"),
     (r"mi250", "", "frontier-mi250x", ""),
     (r"mi210", "", "a100-pcie-x8", "gpu=mi210"),
     (r"mi100", "", "a100-pcie-x8", "gpu=mi100"),
@@ -121,7 +122,7 @@ _LARGER: dict[str, tuple[str, tuple[str, ...]]] = {
     "gh200": ("alps-gh200", ()),
 }
 """Where a row's nodes hold more GPUs than the machine: a larger one of the same kind."""
-_RACK = ("gb200-nvl72", "gb300-nvl72")
+_RACK = ("gb200-nvl72", "gb300-nvl72", "vr200-nvl72")
 """Machines whose NVLink domain is larger than a tray."""
 _RACK_USED = 64
 """Jobs over several racks take 64 of the 72 GPUs of each, so that powers of two divide."""

@@ -113,4 +113,4 @@ def _allowed(protocol: str, shape: GroupShape) -> bool:
 
 
 def _nvls(shape: GroupShape) -> bool:
-    return shape.switched and shape.arch in ("sm90", "sm100", "sm103") and shape.local >= int(params()["bandwidth"]["nvls_least"])
+    return shape.switched and shape.arch in ("sm90", "sm100", "sm103", "sm107") and shape.local >= int(params()["bandwidth"]["nvls_least"])

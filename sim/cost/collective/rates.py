@@ -36,7 +36,7 @@ def scaled(microseconds: float, shape: GroupShape) -> float:
     """
     table = params()["clock"]
     cycles = microseconds * 1e-6 * float(table["reference"]) * 1e9
-    dies = float(table["two_dies"]) if shape.arch in ("sm100", "sm103") else 1.0
+    dies = float(table["two_dies"]) if shape.arch in ("sm100", "sm103", "sm107") else 1.0
     return cycles * dies / (shape.clock or float(table["reference"]) * 1e9)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.cost.device import peak_flops
-from sim.cost.gemm import BEST, power_ratio
+from sim.cost.gemm import BEST, power_ratio, powered
 from sim.cost.kernel import assume, kernel_cost
 from sim.cost.sustained import kin_clock, narrow_clock, slowest, vector_clock
 from sim.work import Conv, Gemm, MemoryBound
@@ -111,6 +111,11 @@ def test_kin_follow_their_watts_where_the_voltage_cannot_fall_further() -> None:
     whole = kin_clock(gpu("h100-sxm-500w"), {"h100-sxm": 0.84})[0] * power_ratio(gpu("h100-sxm-500w"), "bf16")
     assert whole == pytest.approx(0.84 * 500 / 700, rel=0.01)
     assert kin_clock(gpu("gb300"), {"b200-sxm": 0.64})[0] > 0.64
+
+
+def test_a_generation_whose_process_is_another_takes_the_clock_of_the_one_before_as_it_is() -> None:
+    clock, source = kin_clock(gpu("vr200"), {"gb300": 0.9, "b200-sxm": 0.63})
+    assert clock * powered(gpu("vr200"), "bf16") == pytest.approx(0.9 * powered(gpu("gb300"), "bf16")) and source == "assumed"
 
 
 def test_vector_products_slow_down_where_steps_tell() -> None:

@@ -14,7 +14,7 @@ from topologies.load import gpus, load_topology, machines
 def test_every_gpu_is_complete(name: str) -> None:
     found = gpu(name)
     assert found.name == name and found.source and found.sms > 0 and found.clock > 1e8
-    assert 8e9 <= found.memory <= 400e9 and 1e11 <= found.bandwidth <= 1e13 and found.pcie >= 12e9
+    assert 8e9 <= found.memory <= 400e9 and 1e11 <= found.bandwidth <= 2.2e13 and found.pcie >= 12e9
     assert found.flops["fp32"] > 1e12 and all(rate > 0 for rate in found.flops.values())
     assert (found.nvlink > 0) == (found.nvlink_links > 0)
 
@@ -75,6 +75,8 @@ def test_issue_names_exist() -> None:
         ("aws-p5", "NVL", 450e9, 50e9),
         ("aws-p4d", "NVL", 300e9, 6.25e9),
         ("mi300x-x8", "NVL", 64e9, 50e9),
+        ("mi355x-x8", "NVL", 76.8e9, 50e9),
+        ("vr200-nvl72", "NVL", 1800e9, 200e9),
         ("a100-pcie-x8", "PIX", 25e9, 6.25e9),
         ("jean-zay-a100", "NVL", 300e9, 2.6875e9),
         ("dlperf-v100", "NVL", 25e9, 1.5625e9),
