@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from sim.files.planfile import SIZES, TIMES, toml_value
-from sim.files.wrongvalue import options
 from sim.framework.chosen import framework_of, sharding_of
 from sim.framework.framework import Framework
 from sim.plan import Plan
 from sim.setting.bind import model_of, usual_length
+from sim.wrongvalue import options
 from topologies.errors import SteptwinError
 
 _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))

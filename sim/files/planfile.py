@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from sim.files.wrongvalue import wrong_value
 from sim.framework.framework import Framework, load_framework
 from sim.plan import Plan
 from sim.rules import check
 from sim.schedule.reading import read_rows, written_of
+from sim.wrongvalue import wrong_value
 from topologies import units
 from topologies.edits import is_edit, meant
 from topologies.errors import BadInput, UnitError, UnknownName
@@ -284,7 +284,7 @@ def _typed(tree: dict[str, Any], where: str) -> Plan:
     try:
         plan = msgspec.convert(tree, Plan)
     except msgspec.ValidationError as error:
-        raise BadInput(f"{where}: {wrong_value(str(error), tree)}") from None
+        raise BadInput(f"{where}: {wrong_value(str(error), tree, Plan)}") from None
     if isinstance(plan.framework, dict):
         _check_framework(plan.framework, where)
     return plan

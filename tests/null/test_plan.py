@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.files.planfile import SHORT, dump_plan, dump_tree, from_tree, load_plan, read_plan
-from sim.files.wrongvalue import wrong_value
 from sim.framework.framework import load_framework
 from sim.model.stages import layout
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
 from sim.rules import check, mesh_of
 from sim.setting.bind import bind, model_of
+from sim.wrongvalue import wrong_value
 from topologies.errors import BadInput, SteptwinError
 
 sizes = st.sampled_from([1, 2, 4])
@@ -237,9 +237,9 @@ WRONG: dict[str, dict[str, Any]] = {
 
 def test_what_no_plan_could_say_is_told_as_it_is() -> None:
     """Of the whole, of a key that there is not, of a value that no file holds; of what is long, the beginning."""
-    for message in ("Object missing required field `model`", "Expected `int` - at `$.nothing.at[0]`"):
-        assert wrong_value(message, {}) == message
-    told = {text: wrong_value("Expected `int` - at `$.batch.micro`", tree) for text, tree in WRONG.items()}
+    for message in ("Object contains unknown field `modl`", "Expected `int` - at `$.nothing.at[0]`"):
+        assert wrong_value(message, {}, Plan) == message
+    told = {text: wrong_value("Expected `int` - at `$.batch.micro`", tree, Plan) for text, tree in WRONG.items()}
     assert all(said.startswith(f"batch.micro = {text}") and "must be a whole number" in said for text, said in told.items())
 
 

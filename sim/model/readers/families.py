@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from sim.model.specs.decoder import Decoder, Mla, Moe
+from sim.wrongvalue import wrong_value
 from topologies.errors import BadInput, UnknownName
 
 _LAYERNORM: dict[str, Any] = {"norm": "layernorm", "activation": "gelu", "bias": True}
@@ -72,4 +73,4 @@ def decoder(
     try:
         return msgspec.convert({key: msgspec.to_builtins(value) for key, value in tree.items()} | {"family": "decoder"}, Decoder)
     except msgspec.ValidationError as error:
-        raise BadInput(f"{name or family}: {error}") from None
+        raise BadInput(f"{name or family}: {wrong_value(str(error), tree, Decoder)}") from None

@@ -7,8 +7,7 @@ a `Network` of one rank's kernels. Sizes are counts of elements; 0 means "as usu
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_type_hints
 
 import msgspec
 
@@ -23,6 +22,7 @@ from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.recommender import Dlrm
 from sim.model.specs.speech import Wav2Vec, Whisper
 from sim.model.specs.vlm import VisionLanguage
+from sim.wrongvalue import wrong_value
 from topologies.errors import BadInput, UnknownName
 
 
@@ -219,28 +219,18 @@ def spec_of(tree: dict[str, Any], where: str, name: str = "") -> ModelSpec:
     try:
         spec: ModelSpec = msgspec.convert({"family": "decoder", "name": name, **tree}, ModelSpec)
     except msgspec.ValidationError as error:
-        _check_names(tree, where)
-        raise BadInput(f"{where}: {error}{_allowed(str(error), tree)}") from None
+        raise BadInput(f"{where}: {wrong_value(str(error), tree, _named(tree, where))}") from None
     return spec
 
 
-def _allowed(message: str, tree: dict[str, Any]) -> str:
-    """The words that a field takes, where msgspec says that it takes none but some."""
-    hint: Any = next((one for one in get_args(ModelSpec) if one.__struct_config__.tag == str(tree.get("family", "decoder"))), None)
-    for key in re.sub(r"\[.*?\]", "", message.rpartition("`$.")[2].rstrip("`")).split("."):
-        kinds = [one for one in (hint, *get_args(hint)) if hasattr(one, "__struct_fields__")]
-        hint = get_type_hints(kinds[0]).get(key) if kinds else None
-    words = [word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]
-    return f". Allowed: {', '.join(map(str, words))}" if words else ""
-
-
-def _check_names(tree: dict[str, Any], where: str) -> None:
-    """Raises `UnknownName` with the nearest for a family, or a field of it, that does not exist."""
-    specs = {str(spec.__struct_config__.tag): spec for spec in get_args(ModelSpec)}
+def _named(tree: dict[str, Any], where: str) -> type[Spec]:
+    """The family that a table names. Raises `UnknownName` with the nearest for a family, or a field of it, that does not exist."""
+    specs: dict[str, type[Spec]] = {str(spec.__struct_config__.tag): spec for spec in get_args(ModelSpec)}
     family = str(tree.get("family", "decoder"))
     if family not in specs:
         raise UnknownName("family", family, specs, where)
     _check_fields(tree, specs[family], where)
+    return specs[family]
 
 
 def _check_fields(tree: dict[str, Any], struct: Any, where: str, prefix: str = "") -> None:

@@ -264,7 +264,7 @@ def test_what_is_not_described_is_refused() -> None:
         Encoder(name="bad", layers=1, hidden=64, heads=3)
     with pytest.raises(BadInput, match="pre_norms = false needs post_norms = true"):
         Decoder(name="bad", layers=1, hidden=64, heads=4, vocab=8, pre_norms=False)
-    with pytest.raises(BadInput, match="length >= 2"):
+    with pytest.raises(BadInput, match="at least 2 of them"):
         spec_of({"family": "mlp", "widths": [8]}, "[model]")
 
 

@@ -163,7 +163,7 @@ SPLITS: list[tuple[str | dict[str, Any], dict[str, Any], str]] = [
     ({"family": "cnn", "arch": "resnet", "depth": 51}, {}, "unknown resnet depth '51'"),
     (DECODER | {"heads": 8, "hidden": 128, "kv_heads": 4}, {"parallel": {"tp": 8}}, ""),
     (DECODER | {"heads": 6, "hidden": 96, "kv_heads": 3}, {"parallel": {"tp": 2}}, "key-value heads"),
-    ({"base": "gnmt", "layers": 1}, {}, "Expected `int` >= 2"),
+    ({"base": "gnmt", "layers": 1}, {}, "layers = 1 must be a whole number from 2 to 100,000,000, e.g. layers = 4"),
     ({"base": "transformer-xl-large", "div": 16}, {}, "div = 16 leaves no column of hidden = 1024 for the last of 4 clusters. Use less"),
     ("bert-base", {"task": "lora"}, "needs a decoder; bert-base is none .encoder."),
 ]
@@ -228,8 +228,17 @@ def test_model_files(tmp_path: Path, name: str, text: str | None, told: str) -> 
 
 
 def test_a_description_names_what_it_lacks() -> None:
-    with pytest.raises(BadInput, match="missing required field `hidden`"):
-        spec_of({"layers": 2}, "[model]")
+    """All of it at once, in a table of it too, and of a list which item is wrong."""
+    for tree, told in (
+        ({"layers": 2}, r"\[model\]: the table is missing hidden \(a whole number from 1 to [\d,]+\), heads \(.*\), vocab"),
+        ({"family": "mlp"}, r"missing widths \(a list, each item a whole number from 1 to [\d,]+, at least 2 of them\)"),
+        ({"family": "mlp", "widths": [8]}, r"widths = \[8\] must be a list, .* at least 2 of them"),
+        ({"family": "mlp", "widths": [8, 0]}, r"widths\[1\] = 0 must be a whole number from 1"),
+        ({"layers": 2, "hidden": 8, "heads": 1, "vocab": 8, "moe": {"experts": 8}}, r"moe is missing top_k \(.*\), ffn \("),
+        ({"layers": 2, "hidden": 8, "heads": 1, "vocab": 8, "dropout": 1.0}, r"dropout = 1\.0 must be a number from 0\.0 to below 1\.0"),
+    ):
+        with pytest.raises(BadInput, match=told):
+            spec_of(tree, "[model]")
 
 
 MACHINES = [

@@ -1,4 +1,4 @@
-"""What a plan's value must be, in words: the key, what was written, what is allowed, and an example."""
+"""What a value of a plan, a model or a framework must be, in words: the key, what was written, what is allowed, and an example."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from sim.plan import Plan
 from topologies.errors import UnknownName
 
 _EXAMPLES: dict[str, object] = {"seq_len": 4096, "batch.global": 64, "parallel.etp": 1, "parallel.stages": [8, 8], "model": "llama3-8b"}
@@ -19,17 +18,20 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 _LONGEST = 60
 
 
-def wrong_value(message: str, tree: Mapping[str, Any], struct: type[msgspec.Struct] = Plan, prefix: str = "") -> str:
-    """msgspec's `message` about `tree`, a plan in the file's form, or the table of it at `prefix`, as one of ours. What it says of the whole is
-    left as it is."""
-    path = message.rpartition("`$.")[2].rstrip("`")
-    if not path or path == message:
+def wrong_value(message: str, tree: Mapping[str, Any], struct: type[msgspec.Struct], prefix: str = "") -> str:
+    """msgspec's `message` about `tree`, a table of `struct`'s fields in the file's form that lies at `prefix`, as one of ours. What it says of the
+    whole is left as it is, and so is what a struct says of itself."""
+    text, _, path = message.partition(" - at `$")
+    steps = re.findall(r"[^.\[\]]+", path.rstrip("`"))
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", text)
+    if missing:
+        return _incomplete(missing.group(1), _at(tree, steps), _field(steps, struct)[0], prefix + ".".join(steps))
+    if not steps or not text.startswith(("Expected", "Invalid")):
         return message
-    steps = re.findall(r"[^.\[\]]+", path)
     hint, default = _field(steps, struct)
     if hint is None:
         return message
-    path = prefix + path
+    path = prefix + path.rstrip("`").removeprefix(".")
     told = f"{path} = {_short(_at(tree, steps))}"
     words = options(hint)
     if words:
@@ -39,27 +41,48 @@ def wrong_value(message: str, tree: Mapping[str, Any], struct: type[msgspec.Stru
     return f"{told} must be {_words(hint)}{shown}"
 
 
+def _incomplete(first: str, given: object, hint: Any, path: str) -> str:
+    """Which keys a table needs that it has not."""
+    struct = _struct(hint)
+    fields = [one for one in msgspec.structs.fields(struct) if one.required] if struct else []
+    kinds = typing.get_type_hints(struct, include_extras=True) if struct else {}
+    named = [one for one in fields if not isinstance(given, Mapping) or one.encode_name not in given]
+    lacking = [f"{one.encode_name} ({_words(kinds[one.name])})" for one in named] or [first]
+    return f"{path or 'the table'} is missing {', '.join(lacking)}"
+
+
 def _field(steps: list[str], struct: type[msgspec.Struct]) -> tuple[Any, object]:
-    """(type, default) of the key that `steps` lead to; (None, None) where a plan has none such: inside of a model's table."""
+    """(type, default) of the key that `steps` lead to; (None, None) where there is none such: inside of a model's table."""
     hint: Any = struct
     default: object = None
     for step in steps:
-        if step.isdigit():
-            inner = [part for part in _parts(hint) if typing.get_origin(part) is tuple]
-            hint, default = (typing.get_args(inner[0])[0], None) if inner else (None, None)
-        elif isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-            field = next((one for one in msgspec.structs.fields(hint) if one.encode_name == step), None)
-            hint = field and typing.get_type_hints(hint, include_extras=True)[field.name]
+        table = _struct(hint)
+        if step.isdigit() or step == "...":
+            inner = [typing.get_args(_bare(part))[0] for part in _parts(hint) if typing.get_origin(_bare(part)) is tuple]
+            hint, default = (inner[0], None) if inner else (None, None)
+        elif table is not None:
+            field = next((one for one in msgspec.structs.fields(table) if one.encode_name == step), None)
+            hint = field and typing.get_type_hints(table, include_extras=True)[field.name]
             default = None if field is None or field.default is msgspec.NODEFAULT else field.default
         else:
             return None, None
     return hint, default
 
 
+def _struct(hint: Any) -> type[msgspec.Struct] | None:
+    """The struct that a value of this type is, if it is one."""
+    return next((part for part in _parts(hint) if isinstance(part, type) and issubclass(part, msgspec.Struct)), None)
+
+
 def _parts(hint: Any) -> list[Any]:
     """The types of a union without None; any other type alone."""
     several = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     return [part for part in several if part is not type(None)]
+
+
+def _bare(part: Any) -> Any:
+    """A type without its bounds."""
+    return typing.get_args(part)[0] if typing.get_origin(part) is Annotated else part
 
 
 def options(hint: Any) -> tuple[str | int, ...]:
@@ -76,10 +99,24 @@ def _words(hint: Any) -> str:
 def _kind(part: Any) -> str:
     if typing.get_origin(part) is Annotated:
         base, meta = typing.get_args(part)[:2]
-        return f"{_KINDS[base]} from {meta.ge:,} to {meta.le:,}" if meta.le is not None else f"{_KINDS[base]} of at least {meta.ge:,}"
+        return f"{_kind(base)}{_bounds(meta)}"
     if typing.get_origin(part) is tuple:
         return f"a list, each item {_words(typing.get_args(part)[0])}"
+    if typing.get_origin(part) is Literal:
+        return f"one of {', '.join(map(str, typing.get_args(part)))}"
     return _KINDS.get(typing.get_origin(part) or part, "a section")
+
+
+def _bounds(meta: msgspec.Meta) -> str:
+    if meta.min_length is not None:
+        return f", at least {meta.min_length} of them"
+    least = meta.ge if meta.ge is not None else meta.gt
+    above = "above " if meta.ge is None else ""
+    if meta.lt is not None:
+        return f" from {above}{least:,} to below {meta.lt:,}"
+    if meta.le is not None:
+        return f" from {above}{least:,} to {meta.le:,}"
+    return f" above {least:,}" if above else f" of at least {least:,}"
 
 
 def _at(tree: Any, steps: list[str]) -> Any:
