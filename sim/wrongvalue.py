@@ -12,7 +12,14 @@ import msgspec
 
 from topologies.errors import UnknownName
 
-_EXAMPLES: dict[str, object] = {"seq_len": 4096, "batch.global": 64, "parallel.etp": 1, "parallel.stages": [8, 8], "model": "llama3-8b"}
+_EXAMPLES: dict[str, object] = {
+    "seq_len": 4096,
+    "batch.global": 64,
+    "parallel.etp": 1,
+    "parallel.stages": [8, 8],
+    "memory.recompute_modules": ["op"],
+    "model": "llama3-8b",
+}
 """Of keys without a default that would be one."""
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes", dict: "a table"}
 _LONGEST = 60
@@ -34,11 +41,16 @@ def wrong_value(message: str, tree: Mapping[str, Any], struct: type[msgspec.Stru
     path = prefix + path.rstrip("`").removeprefix(".")
     told = f"{path} = {_short(_at(tree, steps))}"
     words = options(hint)
-    if words:
+    if words and not text.startswith("Expected `array`"):
         return f"{told} is none of its values.{_near(_at(tree, steps), words)} Allowed: {', '.join(map(str, words))}{_files(path)}"
     example = _EXAMPLES.get(path, default)
     shown = "" if example is None or isinstance(example, msgspec.Struct) else f", e.g. {path} = {_short(example)}"
     return f"{told} must be {_words(hint)}{shown}"
+
+
+def is_list(steps: list[str], struct: type[msgspec.Struct]) -> bool:
+    """Does the key of `struct` that `steps` lead to hold a list?"""
+    return any(typing.get_origin(_bare(part)) is tuple for part in _parts(_field(steps, struct)[0]))
 
 
 def _incomplete(first: str, given: object, hint: Any, path: str) -> str:

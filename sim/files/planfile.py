@@ -4,54 +4,34 @@ from __future__ import annotations
 
 import os
 import re
-import typing
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from sim.files.keynames import check_names
+from sim.files.overrides import set_key
 from sim.framework.framework import Framework, load_framework
 from sim.plan import Plan
 from sim.rules import check
 from sim.schedule.reading import read_rows, written_of
 from sim.wrongvalue import wrong_value
 from topologies import units
-from topologies.edits import is_edit, meant
 from topologies.errors import BadInput, UnitError, UnknownName
-from topologies.table import parse_toml, read_toml
+from topologies.table import read_toml
 
-SHORT = {
-    "tp": "parallel.tp",
-    "pp": "parallel.pp",
-    "cp": "parallel.cp",
-    "ep": "parallel.ep",
-    "zero": "parallel.zero",
-    "dp_shard": "parallel.dp_shard",
-    "dp_replicate": "parallel.dp_replicate",
-    "schedule": "parallel.schedule",
-    "virtual_stages": "parallel.virtual_stages",
-    "micro": "batch.micro",
-    "global": "batch.global",
-    "recompute": "memory.recompute",
-    "precision": "precision",
-    "seq_len": "seq_len",
-    "framework": "framework",
-}
-"""Keys by one word, as `--set tp=2` and a sweep's space `tp=1,2` may name them."""
 SIZES = ("comm.bucket", "data.sample")
 """Keys of a plan that hold bytes: a file says them with a unit."""
 TIMES = ("data.preprocess",)
 """Keys of a plan that hold seconds."""
-_FRAMEWORK = Plan(model="").framework
 _LARGEST = 1 << 20
 _BYTES = 1 << 16
 """A bare size from here on is one in bytes."""
 
 
 def load_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, ...] = ()) -> Plan:
-    """A checked plan from a TOML or JSON file, a preset's name, a mapping or a plan; `overrides` are `a.b=c` (or a word of `SHORT`)."""
+    """A checked plan from a TOML or JSON file, a preset's name, a mapping or a plan; `overrides` are `a.b=c` (or a word of `sim.files.overrides.SHORT`)."""
     return check(read_plan(source, overrides))
 
 
@@ -69,7 +49,7 @@ def read_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, 
     for override in overrides:
         if not isinstance(override, str):
             raise BadInput(f"an override is a text such as 'batch.micro=2', one for each key, not {str(override)[:60]!r}")
-        tree = _set(tree, override, where)
+        tree = set_key(tree, override, where)
     return from_tree(tree, where)
 
 
@@ -147,85 +127,6 @@ def _model_for_plan(source: str, shipped: Iterable[str]) -> BadInput:
     )
 
 
-def _set(tree: dict[str, Any], override: str, where: str) -> dict[str, Any]:
-    path, equals, text = (part.strip() for part in override.partition("="))
-    keys = SHORT.get(path, path).split(".")
-    if not equals or not all(keys):
-        raise BadInput(f"--set {override!r}: write key=value, e.g. --set parallel.tp=4")
-    if keys[0] not in _sections(Plan):
-        _check_machines(path, where)
-    try:
-        value: object = parse_toml(f"v = {text}", "value")["v"]
-    except BadInput:  # no TOML value: a text without quotes
-        value = text
-    copy = dict(tree)
-    if keys[0] in ("model", "framework") and len(keys) > 1 and isinstance(copy.get(keys[0], _FRAMEWORK), str):
-        copy[keys[0]] = {"base": copy.get(keys[0], _FRAMEWORK)}  # one field of a shipped one
-    at = copy
-    for key in keys[:-1]:
-        inner = at.get(key, {})
-        if not isinstance(inner, dict):
-            raise BadInput(f"--set {override!r}: {key} is a value, not a section")
-        at[key] = dict(inner)
-        at = at[key]
-    at[keys[-1]] = value
-    if keys == ["parallel", "schedule"]:
-        at.pop("actions", None)  # are those of the schedule before
-    return copy
-
-
-def _check_machines(key: str, where: str) -> None:
-    """Raises `BadInput` for a key that stands outside of its section, and for one that is, or may be meant for, a machine's."""
-    if is_edit(key):
-        raise BadInput(
-            f"{key} is a key of the machine, and here are those of a plan alone: --set takes it beside --on, steptwin.topology as an edit"
-        )
-    misplaced = unplaced(key, where)
-    if misplaced is not None:
-        raise misplaced
-    if near := meant(key):
-        raise BadInput(f"unknown key '{key[:80]}' in {where}. Did you mean the machine's {' or '.join(near)}?")
-
-
-def _struct_of(annotation: Any) -> type[msgspec.Struct] | None:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct) else None
-
-
-@lru_cache
-def _sections(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
-    """The keys of a table in a file, with the type of those that are tables themselves."""
-    hints = typing.get_type_hints(struct)
-    return {key: _struct_of(hints[name]) for key, name in zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True)}
-
-
-def _check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str, prefix: str = "") -> None:
-    names = _sections(struct)
-    for key, value in tree.items():
-        if key not in names:
-            raise unplaced(key, where, names) or UnknownName("key", f"{prefix}{key}", [prefix + name for name in names], where)
-        inner = names[key]
-        if inner is not None:
-            if not isinstance(value, dict):
-                raise BadInput(f"{prefix}{key} in {where} is a section: write [{key}] and its keys below")
-            _check_names(value, inner, where, f"{prefix}{key}.")
-
-
-def _below(names: dict[str, type[msgspec.Struct] | None], key: str) -> list[str]:
-    """The dotted keys whose last part is `key`: `overlap` for `comm.overlap`."""
-    return [f"{section}.{key}" for section, inner in names.items() if inner is not None and key in _sections(inner)]
-
-
-def unplaced(key: str, where: str, names: dict[str, type[msgspec.Struct] | None] | None = None) -> UnknownName | None:
-    """For a key that stands outside of its section; None where none of `names` (a plan's own) has such a key. Names this short are near to nothing
-    by their letters."""
-    below = _below(_sections(Plan) if names is None else names, key)
-    if not below:
-        return None
-    error = UnknownName("key", key, below, where)
-    error.near, error.args = below, (f"unknown key '{key[:80]}' in {where}. Did you mean {' or '.join(below)}?",)
-    return error
-
-
 def _native(value: Any) -> Any:
     """A number of numpy, as the rows of a DataFrame have them, as Python's; everything else as it is."""
     item = getattr(value, "item", None)
@@ -259,7 +160,7 @@ def _bare(path: str, value: object) -> None:
 
 def from_tree(tree: dict[str, Any], where: str = "plan") -> Plan:
     """A plan from nested mappings in the file's form. Raises `BadInput` with the key's path."""
-    _check_names(tree, Plan, where)  # first: `modl = ...` is a slip, and no plan without a model
+    check_names(tree, Plan, where)  # first: `modl = ...` is a slip, and no plan without a model
     if "model" not in tree:
         raise BadInput(f'{where} names no model. Add e.g. model = "llama3-8b" (steptwin plan list shows all)')
     return _typed(_quantities(_read_schedule(tree)), where)
@@ -292,7 +193,7 @@ def _typed(tree: dict[str, Any], where: str) -> Plan:
 
 def _check_framework(table: dict[str, Any], where: str) -> None:
     """A [framework] table: each key is one of a framework's, of its type."""
-    _check_names({key: value for key, value in table.items() if key != "base"}, Framework, where, "framework.")
+    check_names({key: value for key, value in table.items() if key != "base"}, Framework, where, "framework.")
     try:
         load_framework(table)
     except msgspec.ValidationError as error:

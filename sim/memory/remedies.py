@@ -28,9 +28,9 @@ def most_sharded(plan: Plan, network: Network, framework: Framework) -> int:
 
 
 def changes(plan: Plan, most: int = 3) -> list[Change]:
-    """Sharding (up to ZeRO level `most`: what the framework takes), selective recomputation, smaller micro-batches, full recomputation,
+    """Sharding (up to ZeRO level `most`: what the framework takes), selective recomputation (of attention's core, by operator), smaller micro-batches, full recomputation,
     offloading; then all that a rank can do together; at last more ranks."""
-    found = [*_sharded(plan, most), *_recomputed(plan, "selective"), *_smaller(plan), *_recomputed(plan, "full")]
+    found = [*_sharded(plan, most), *_recomputed(plan, "selective"), *_by_operator(plan), *_smaller(plan), *_recomputed(plan, "full")]
     sharded = _sharded(plan, most)[-1:]
     found += [_and(one, again) for one in sharded for again in _recomputed(one.plan, "full")]
     if plan.memory.offload == "none":
@@ -66,6 +66,15 @@ def _recomputed(plan: Plan, how: str) -> list[Change]:
     if m.recompute == how or m.recompute == "full" or plan.task == "forward":
         return []
     return [Change(f'memory.recompute = "{how}"', _with_memory(plan, recompute=how, recompute_layers=0, recompute_modules=()))]
+
+
+def _by_operator(plan: Plan) -> list[Change]:
+    """What torchtitan calls selective: fused attention's core alone, run again, saves next to nothing."""
+    m = plan.memory
+    if m.recompute == "full" or m.recompute_modules or plan.task == "forward":
+        return []
+    again = _with_memory(plan, recompute="selective", recompute_layers=0, recompute_modules=("op",))
+    return [Change('memory.recompute = "selective" with recompute_modules = ["op"]', again)]
 
 
 def _offloaded(plan: Plan) -> Change:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from sim.align import Comparison, Pair, align_by_class, reported, step_of
 from sim.imported import read_measured
-from sim.imported.names import GRAPH
+from sim.imported.names import GRAPH, told
 from sim.mesh import Mesh
 from sim.result.prediction import Prediction
 from sim.rules import mesh_of
@@ -26,6 +27,8 @@ _ONE_STEP = (
     "the trace tells one step: all that was recorded counts as it. Where that was more, mark steps by ranges 'step 0', 'step 1' (record_function, NVTX), "
     "or by torch.profiler's schedule and profile.step()"
 )
+_OTHERWISE = 1.9
+"""Products of one model over those of the same whose linear layers are fused otherwise: at most 7 to 4 (q, k and v, and both halves of a gated MLP)."""
 _PLACE = re.compile(r"r\d+/s\d+/mb\d+/")
 _OWN = ("fwd/", "bwd/", "wgrad/")
 _RANGE = {"wgrad": "bwd", "recompute": "fwd"}
@@ -68,7 +71,7 @@ def measured_file(path: str | Path) -> Path:
 
 
 def doubts(predicted: Prediction, trace: Trace) -> list[str]:
-    """What a trace says of itself that speaks against its being of the plan that is predicted."""
+    """What speaks against a trace's being of the plan that is predicted: what it says of itself, and what its steps do."""
     plan, found = predicted.plan, list[str]()
     name, said = plan.name or plan.model_name, trace.meta.get("plan")
     if said and said != name:
@@ -83,7 +86,33 @@ def doubts(predicted: Prediction, trace: Trace) -> list[str]:
         found.append(
             "CUDA graphs were recorded whole: their kernels are one class, 'graph'. nsys profile --cuda-graph-trace=node tells them apart"
         )
+    elif predicted.trace is not None:
+        found += _unlike(predicted.trace.of(_alike(predicted.trace, trace, mesh_of(plan))), trace)
     return found
+
+
+def _unlike(predicted: Trace, measured: Trace) -> Iterator[str]:
+    """What the steps of one do that those of the other do not, or far more of."""
+    ours, theirs = _counts(predicted), _counts(measured)
+    if bool(ours["comm"]) != bool(theirs["comm"]):
+        told = ("holds no collective, and the plan's ranks send", "holds collectives, and the plan's ranks send nothing")[
+            theirs["comm"] > 0
+        ]
+        yield f"the trace {told}: is it of a run on as many GPUs, split the same way?"
+    if not any(span.cls in ("moe", "rnn") for span in predicted.spans) and ours["gemm"] and theirs["gemm"]:
+        more = theirs["gemm"] / ours["gemm"]
+        several = len({span.step for span in measured.spans}) == 1 < more  # `_ONE_STEP` says it already
+        if max(more, 1.0 / more) > _OTHERWISE and not several:
+            yield (
+                f"a step of the trace runs {theirs['gemm']:,.0f} matrix products on a rank, one of the prediction {ours['gemm']:,.0f}: is it of this model, with "
+                "as many layers and micro-batches?"
+            )
+
+
+def _counts(trace: Trace) -> dict[str, float]:
+    """Ops of the classes whose number tells a model, in a step of a rank."""
+    steps = len({(span.rank, span.step) for span in trace.spans}) or 1
+    return {cls: sum(told(span.cls) == cls for span in trace.spans) / steps for cls in ("gemm", "comm")}
 
 
 def _alike(predicted: Trace, measured: Trace, mesh: Mesh) -> tuple[int, ...]:

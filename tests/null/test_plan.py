@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.files.planfile import SHORT, dump_plan, dump_tree, from_tree, load_plan, read_plan
+from sim.files.overrides import SHORT
+from sim.files.planfile import dump_plan, dump_tree, from_tree, load_plan, read_plan
 from sim.framework.framework import load_framework
 from sim.model.stages import layout
 from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
@@ -94,6 +95,13 @@ def test_overrides_by_dotted_path(tmp_path: Path) -> None:
     file.write_text('model = "mlp"\n[batch]\nglobal = 8\n')
     plan = load_plan(file, ("parallel.dp_replicate=4", "comm.bucket=2 MiB", "parallel.schedule=gpipe"))
     assert (plan.parallel.dp_replicate, plan.comm.bucket, plan.parallel.schedule) == (4, 2 << 20, "gpipe")
+    for text in ("op", "mlp,op", "mlp, op", ""):  # a list without TOML's brackets
+        one = load_plan(file, ("memory.recompute=selective", f"memory.recompute_modules={text}"))
+        assert one.memory.recompute_modules == tuple(word for word in ("mlp", "op") if word in text)
+    with pytest.raises(BadInput, match=r'recompute_modules = "op" must be a list, each item one of core_attn, .*, e\.g\. .* = \["op"\]'):
+        load_plan({"model": "mlp", "memory": {"recompute_modules": "op"}})
+    with pytest.raises(BadInput, match=r"recompute_modules\[0\] = \"opp\" is none of its values\. Did you mean op\?"):
+        load_plan(file, ("memory.recompute_modules=opp",))
     with pytest.raises(BadInput, match=r"a text such as 'batch\.micro=2', one for each key, not \"{'batch'"):
         load_plan(file, ({"batch": {"micro": 2}},))  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="write key=value"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.files.planfile import load_plan
 from sim.plan import Parallel, Plan
+from sim.planning.sweeps.auto import core_saves
 from sim.planning.sweeps.space import relaid
 from sim.setting.bind import length_of, model_of
 from topologies.errors import SteptwinError
@@ -46,7 +47,7 @@ def _changes(plan: Plan) -> list[tuple[str, ...]]:
     if p.pp % 2 == 0:
         changes.append((*_sized(p, "pp", p.pp // 2), f"parallel.tp={p.tp * 2}"))
     changes += [(f"batch.micro={plan.batch.micro * 2}",), (f"batch.micro={max(1, plan.batch.micro // 2)}",)]
-    changes += [(f"memory.recompute={how}",) for how in ("none", "selective", "full") if how != plan.memory.recompute]
+    changes += [change for how, change in _recomputed(plan).items() if how != plan.memory.recompute]
     changes += [(f"parallel.zero={stage}",) for stage in (1, 2, 3) if stage != p.zero and p.dp_shard > 1]
     if p.dp_replicate > 1 or p.zero in (1, 2):
         changes += [(f"comm.bucket={size}",) for size in _BUCKETS]
@@ -56,6 +57,12 @@ def _changes(plan: Plan) -> list[tuple[str, ...]]:
     changes += [(f"data.workers={count}",) for count in _LOADERS if count > plan.data.workers]
     changes += [("compile=true",), ("cuda_graphs=true",), ("optimizer.implementation=fused",), ("attention=flash",)]
     return changes + _inner(plan) + _switched(plan)
+
+
+def _recomputed(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """With fused attention "selective" is worth trying by operator alone, as torchtitan has it."""
+    modules = () if core_saves(plan) else ("memory.recompute_modules=op",)
+    return {"none": ("memory.recompute=none",), "selective": ("memory.recompute=selective", *modules), "full": ("memory.recompute=full",)}
 
 
 def _replicated(p: Parallel) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sim.files.planfile import SHORT
+from sim.files.overrides import SHORT
 from sim.framework.chosen import framework_of
 from sim.plan import Plan
 from sim.setting.bind import length_of, model_of
@@ -43,8 +43,8 @@ def auto_space(plan: Plan, on: str, gpus: int, edits: tuple[str, ...] = ()) -> d
         raise BadInput(f"--auto {gpus}: {machine.name} has 1 to {machine.gpus} GPUs")
     experts = getattr(getattr(model, "moe", None), "experts", 0) or 0
     space = sensible(layers, heads, gpus, machine.ranks_per_node, experts, long=length_of(plan, model) >= 32_768)
-    if framework_of(plan).attention.implementation != "math" and not plan.memory.recompute_modules:
-        space["recompute"] = ("none", "full")  # fused attention keeps no scores that its core alone, run again, would save
+    if not core_saves(plan):
+        space["recompute"] = ("none", "full")
     if "cp" in space and getattr(model, "window", False):
         space["parallel.cp_kind"] = ("all_to_all",)  # no ring takes sliding windows (`sim.lower.model_parallel.context`)
     if plan.memory.recompute_layers:  # a number for the stages of the plan's own pipeline
@@ -52,6 +52,11 @@ def auto_space(plan: Plan, on: str, gpus: int, edits: tuple[str, ...] = ()) -> d
     if plan.memory.offload_layers:
         space["memory.offload_layers"] = ("0",)
     return space
+
+
+def core_saves(plan: Plan) -> bool:
+    """Does recompute = "selective" save memory? Fused attention keeps no scores that its core alone, run again, would save."""
+    return framework_of(plan).attention.implementation == "math" or bool(plan.memory.recompute_modules)
 
 
 def sensible(model_layers: int, heads: int, gpus: int, per_node: int, experts: int = 0, long: bool = False) -> dict[str, tuple[str, ...]]:

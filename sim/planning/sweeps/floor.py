@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sim.files.planfile import SHORT
+from sim.files.overrides import SHORT
 from sim.framework.chosen import framework_of
 from sim.framework.framework import Framework
 from sim.lower.optimizer.owned import copy_width, moment_width, states

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sim.files.planfile import SHORT
+from sim.files.overrides import SHORT
 from sim.plan import Plan
 from sim.planning.progress import Say
 from sim.planning.sweeps.floor import Floor

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.files.planfile import SHORT, load_plan, read_plan, unplaced
+from sim.files.keynames import unplaced
+from sim.files.overrides import SHORT
+from sim.files.planfile import load_plan, read_plan
 from sim.framework.framework import load_framework
 from sim.plan import LOOPS, Plan
 from topologies.edits import is_edit, keys

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from sim.files.planfile import SHORT
+from sim.files.overrides import SHORT
 from sim.plan import Plan
 from sim.planning.capacity.capacity import price_of
 from sim.planning.progress import Progress, Say

@@ -102,6 +102,16 @@ def test_what_a_plan_does_without_is_proposed(slow: dict[str, Any], change: str)
     assert change in [word for found in best_changes(setting, step, tries=12) for word in found.overrides]
 
 
+def test_with_fused_attention_layers_are_kept_by_operator() -> None:
+    """Its core alone, run again, saves next to nothing."""
+    for attention, words in (
+        ("flash", ("memory.recompute=selective", "memory.recompute_modules=op")),
+        ("math", ("memory.recompute=selective",)),
+    ):
+        found = [change for change, _ in neighbours(load_plan(BASE | {"memory": {"recompute": "full"}, "attention": attention}))]
+        assert [change for change in found if "memory.recompute=selective" in change] == [words]
+
+
 def test_a_step_that_copies_from_pageable_memory_is_told_to_pin_it() -> None:
     setting = bind(
         load_plan("copy-compute-overlap", ("batch.micro=2048", "data.workers=16", "data.pinned=false", "output.item_every=1")),

@@ -14,6 +14,7 @@ from sim.imported import read_measured
 from sim.predict import predict
 from sim.result.compare import compare, doubts, measured_file, measured_times
 from sim.timeline.metrics import step_times
+from sim.trace import Trace
 from tests.null.verbs.test_verbs import Call, call
 from topologies.errors import BadInput
 
@@ -32,7 +33,29 @@ def test_a_trace_of_another_plan_or_of_more_ranks(tmp_path: Path) -> None:
     assert doubts(predict(one, "dgx-h100"), trace) == [
         "the trace is of 'of-2', the prediction of 'of-1'",
         "the trace is of 2 ranks, the plan has 1",
+        "the trace holds collectives, and the plan's ranks send nothing: is it of a run on as many GPUs, split the same way?",
     ]
+
+
+def test_a_trace_of_another_model_or_without_communication_is_told() -> None:
+    """That names neither: torch.profiler's say nothing of a plan. Fused otherwise, by a cause that doubts nothing, it may be of the same."""
+
+    def recorded(**changed: object) -> Trace:
+        plan = {"model": "gpt2-124m", "seq_len": 256, "batch": {"micro": 1}, "parallel": {"dp_replicate": 2}} | changed
+        trace = predict(plan, "dgx-h100").trace
+        assert trace
+        return replace(trace, meta={})
+
+    predicted = predict({"model": "gpt2-124m", "seq_len": 256, "batch": {"micro": 1}, "parallel": {"dp_replicate": 2}}, "dgx-h100")
+    assert doubts(predicted, recorded()) == []
+    assert doubts(predicted, recorded(model={"base": "gpt2-124m", "fused_qkv": True})) == []
+    (said,) = doubts(predicted, recorded(model={"base": "gpt2-124m", "layers": 24}))
+    assert re.search(r"runs 291 matrix products on a rank, one of the prediction 147", said), said
+    (said,) = doubts(predicted, recorded(batch={"micro": 1, "global": 4}))
+    assert "as many layers and micro-batches" in said
+    alone = recorded()
+    (said,) = doubts(predicted, replace(alone, spans=[span for span in alone.spans if not span.cls.startswith("comm")]))
+    assert said.startswith("the trace holds no collective")
 
 
 @pytest.mark.parametrize(("workers", "warned"), [(28, False), (29, True), (10_000, True)])

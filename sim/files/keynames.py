@@ -1,0 +1,52 @@
+"""The keys that a plan, or a table of it, has by the types that hold them, and where a key that stands in the wrong place belongs."""
+
+from __future__ import annotations
+
+import typing
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from sim.plan import Plan
+from topologies.errors import BadInput, UnknownName
+
+
+def _struct_of(annotation: Any) -> type[msgspec.Struct] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct) else None
+
+
+@lru_cache
+def sections(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
+    """The keys of a table in a file, with the type of those that are tables themselves."""
+    hints = typing.get_type_hints(struct)
+    return {key: _struct_of(hints[name]) for key, name in zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True)}
+
+
+def check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str, prefix: str = "") -> None:
+    """Raises `UnknownName` or `BadInput` for a key of a table, or of one in it, that `struct` has not, and for a section that is none."""
+    names = sections(struct)
+    for key, value in tree.items():
+        if key not in names:
+            raise unplaced(key, where, names) or UnknownName("key", f"{prefix}{key}", [prefix + name for name in names], where)
+        inner = names[key]
+        if inner is not None:
+            if not isinstance(value, dict):
+                raise BadInput(f"{prefix}{key} in {where} is a section: write [{key}] and its keys below")
+            check_names(value, inner, where, f"{prefix}{key}.")
+
+
+def _below(names: dict[str, type[msgspec.Struct] | None], key: str) -> list[str]:
+    """The dotted keys whose last part is `key`: `overlap` for `comm.overlap`."""
+    return [f"{section}.{key}" for section, inner in names.items() if inner is not None and key in sections(inner)]
+
+
+def unplaced(key: str, where: str, names: dict[str, type[msgspec.Struct] | None] | None = None) -> UnknownName | None:
+    """For a key that stands outside of its section; None where none of `names` (a plan's own) has such a key. Names this short are near to nothing
+    by their letters."""
+    below = _below(sections(Plan) if names is None else names, key)
+    if not below:
+        return None
+    error = UnknownName("key", key, below, where)
+    error.near, error.args = below, (f"unknown key '{key[:80]}' in {where}. Did you mean {' or '.join(below)}?",)
+    return error
