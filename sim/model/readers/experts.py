@@ -1,4 +1,4 @@
-"""Decoders with routed experts, latent attention, or layers that follow a pattern."""
+"""Decoders with routed experts, or latent attention."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from sim.model.readers.gated import Fields, llama
 from topologies.errors import Refused
 
 
-def _mixtral(c: Config) -> Fields:
+def mixtral(c: Config) -> Fields:
+    """Experts in every layer."""
     inner = c.number("intermediate_size")
     return {**llama(c), "moe": {"experts": c.number("num_local_experts"), "top_k": c.number("num_experts_per_tok"), "ffn": inner}}
 
 
 def _phimoe(c: Config) -> Fields:
     """Mixtral with LayerNorms, biases in attention and in the head."""
-    fields = _mixtral(c) | {"norm": "layernorm", "head_bias": c.flag("lm_head_bias")}
+    fields = mixtral(c) | {"norm": "layernorm", "head_bias": c.flag("lm_head_bias")}
     return fields | {"tied": c.flag("tie_word_embeddings")}
 
 
@@ -28,7 +29,8 @@ def _olmoe(c: Config) -> Fields:
     return llama(c) | {"qk_norm": True, "qk_norm_whole": True, "moe": moe}
 
 
-def _qwen_moe(c: Config) -> Fields:
+def qwen_moe(c: Config) -> Fields:
+    """Qwen2 and Qwen3 with experts, some of them with one for every token behind a gate."""
     moe = {"experts": c.number("num_experts"), "top_k": c.number("num_experts_per_tok"), "ffn": c.number("moe_intermediate_size")}
     shared = c.number("shared_expert_intermediate_size", default=0)
     qwen2 = c.kind == "qwen2_moe"
@@ -47,27 +49,25 @@ def _dense(c: Config) -> int:
     return len(named)
 
 
-def _qwen3_next(c: Config) -> Fields:
-    """The gated delta rule in three layers of four, attention with an output gate in the fourth; experts in all."""
-    layers, every = c.number("num_hidden_layers"), c.number("full_attention_interval", default=4)
-    kinds = c.tree.get("layer_types") or ["full_attention" if i % every == every - 1 else "linear_attention" for i in range(layers)]
-    delta = {
-        "key_heads": c.number("linear_num_key_heads", default=16), "value_heads": c.number("linear_num_value_heads", default=32),
-        "key_dim": c.number("linear_key_head_dim", default=128), "value_dim": c.number("linear_value_head_dim", default=128),
-        "conv": c.number("linear_conv_kernel_dim", default=4),
-    }  # fmt: skip
-    fields = _qwen_moe(c) | {"mixers": "".join("*" if kind == "full_attention" else "D" for kind in kinds), "delta": delta}
-    return fields | {"gated_attention": True, "rotary": c.fraction("partial_rotary_factor", default=0.25)}
-
-
 def _deepseek(c: Config) -> Fields:
     mla = {"kv_lora": c.number("kv_lora_rank"), "q_lora": c.number("q_lora_rank", default=0), "rope": c.number("qk_rope_head_dim")}
     mla |= {"nope": c.number("qk_nope_head_dim"), "value": c.number("v_head_dim")}
     inner = c.number("moe_intermediate_size")
     moe = {"experts": c.number("n_routed_experts"), "top_k": c.number("num_experts_per_tok"), "ffn": inner}
-    moe |= {"shared": inner * c.number("n_shared_experts", default=0), "correction": c.kind != "deepseek_v2"}
+    moe |= {"shared": inner * c.number("n_shared_experts", default=0), "correction": c.kind not in ("deepseek_v2", "mistral4")}
     fields = llama(c) | {"head_dim": 0, "kv_heads": 0, "mla": mla, "moe": moe}
     return fields | {"first_dense": c.number("first_k_dense_replace", default=0), "moe_every": c.number("moe_layer_freq", default=1)}
+
+
+def _glm_lite(c: Config) -> Fields:
+    """GLM-4.7 Flash: DeepSeek-V3's layers, of which `mlp_layer_types` names the first as dense; unsaid: one."""
+    kinds = c.tree.get("mlp_layer_types") or ["dense"]
+    dense = [kind == "dense" for kind in kinds] if isinstance(kinds, list) else [False, True]
+    if sorted(dense, reverse=True) != dense:
+        raise Refused(
+            f"{c.where}: mlp_layer_types = {str(kinds)[:60]}: dense layers behind others are not described. Let them be the first"
+        )
+    return _deepseek(Config({"n_shared_experts": 1, **c.tree}, c.where)) | {"first_dense": sum(dense)}
 
 
 def _glm_moe(c: Config) -> Fields:
@@ -109,20 +109,8 @@ def _as_step_says(c: Config, key: str, meant: list[int], step: str) -> None:
 def _minimax_m2(c: Config) -> Fields:
     """Mixtral with one norm over all heads, and DeepSeek-V3's correction of the router."""
     width = c.number("head_dim", default=0) or c.number("hidden_size") // c.number("num_attention_heads")
-    fields, norms = _mixtral(c), c.flag("use_qk_norm", True)
+    fields, norms = mixtral(c), c.flag("use_qk_norm", True)
     fields |= {"moe": fields["moe"] | {"correction": c.flag("use_routing_bias", True)}, "qk_norm": norms, "qk_norm_whole": norms}
-    return fields | {"rotary": c.number("rotary_dim", default=width) / width}
-
-
-def _minimax_text(c: Config) -> Fields:
-    """Mixtral with lightning attention in most layers. Which see all keys is in `layer_types` (transformers' conversion, whose default is every
-    second from the first on) or `attn_type_list` (as released, 1 for these). The factors of its residuals are left out."""
-    layers, heads = c.number("num_hidden_layers"), c.number("num_attention_heads")
-    width = c.number("head_dim", default=0) or c.number("hidden_size") // heads
-    kinds = c.tree.get("layer_types") or c.tree.get("attn_type_list") or [1, 0] * (layers // 2) + [1] * (layers % 2)
-    fields = _mixtral(c) | {"mixers": "".join("*" if kind in (1, "full_attention") else "L" for kind in kinds), "window": 0}
-    fields["moe"] |= {"shared": c.number("shared_intermediate_size", default=0)}
-    fields |= {"lightning": {"heads": heads, "head_dim": width, "chunk": c.number("block_size", default=256)}}
     return fields | {"rotary": c.number("rotary_dim", default=width) / width}
 
 
@@ -137,37 +125,6 @@ def _ernie_moe(c: Config) -> Fields:
         "tied": c.flag("tie_word_embeddings", True),
     }
     return fields | {"moe_every": c.number("moe_layer_interval", default=1)}
-
-
-def _granite_hybrid(c: Config) -> Fields:
-    """Granite 4: Mamba-2 in most layers, attention in some; experts and one MLP for every token, or that MLP alone."""
-    shared, experts = c.number("shared_intermediate_size", default=1024), c.number("num_local_experts", default=0)
-    kinds = c.tree.get("layer_types") or c.tree.get("layers_block_type") or ["mamba"] * c.number("num_hidden_layers")
-    fields = llama(c) | {"mixers": "".join("*" if kind == "attention" else "M" for kind in kinds), "ffn": shared, "window": 0}
-    fields["position"] = "rope" if c.tree.get("position_embedding_type") == "rope" else "none"
-    fields["mamba"] = {
-        "heads": c.number("mamba_n_heads"), "head_dim": c.number("mamba_d_head", default=64), "state": c.number("mamba_d_state", default=256),
-        "groups": c.number("mamba_n_groups", default=1), "conv": c.number("mamba_d_conv", default=4), "chunk": c.number("mamba_chunk_size", default=256),
-    }  # fmt: skip
-    if experts:
-        fields["moe"] = {
-            "experts": experts,
-            "top_k": c.number("num_experts_per_tok"),
-            "ffn": c.number("intermediate_size"),
-            "shared": shared,
-        }
-    return fields
-
-
-def _mamba2(c: Config) -> Fields:
-    """Mamba-2 mixers alone, each with its norm and residual."""
-    layers, hidden = c.number("num_hidden_layers"), c.number("hidden_size")
-    width = c.number("head_dim", default=64)
-    heads = c.number("num_heads", default=c.number("expand", default=2) * hidden // width)
-    mamba = {"heads": heads, "head_dim": width, "state": c.number("state_size", default=128), "groups": c.number("n_groups", default=8)}
-    mamba |= {"conv": c.number("conv_kernel", default=4), "chunk": c.number("chunk_size", default=256)}
-    fields = {"layers": layers, "hidden": hidden, "heads": heads, "head_dim": width, "vocab": c.number("vocab_size"), "mamba": mamba}
-    return fields | {"pattern": "M" * layers, "position": "none", "dropout": 0.0, "tied": c.flag("tie_word_embeddings")}
 
 
 def _gpt_oss(c: Config) -> Fields:
@@ -185,27 +142,8 @@ def _dbrx(c: Config) -> Fields:
     return fields | {"moe": moe, "dropout": 0.0, "tied": c.flag("tie_word_embeddings")}
 
 
-def _nemotron_h(c: Config) -> Fields:
-    """One mixer a layer, by a letter: M Mamba-2, * attention, - MLP, E experts (Nemotron-H report, section 2)."""
-    fields: Fields = {**sizes(c), "head_dim": c.number("head_dim", "attention_head_dim", default=128), "activation": "relu2"}
-    fields |= {"position": "none", "dropout": 0.0, "pattern": str(c.tree.get("hybrid_override_pattern", ""))}
-    fields |= {"tied": c.flag("tie_word_embeddings"), "ffn": c.number("intermediate_size", default=0)}
-    fields["mamba"] = {
-        "heads": c.number("mamba_num_heads"), "head_dim": c.number("mamba_head_dim"), "state": c.number("ssm_state_size", default=128),
-        "groups": c.number("n_groups", default=8), "conv": c.number("conv_kernel", default=4), "chunk": c.number("chunk_size", default=128),
-    }  # fmt: skip
-    if "E" in fields["pattern"]:
-        fields["moe"] = {
-            "experts": c.number("n_routed_experts"), "top_k": c.number("num_experts_per_tok"), "ffn": c.number("moe_intermediate_size"),
-            "shared": c.number("moe_shared_expert_intermediate_size", default=0) * c.number("n_shared_experts", default=1), "correction": True,
-        }  # fmt: skip
-    return fields
-
-
 READERS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "mixtral": _mixtral, "granitemoe": _mixtral, "phimoe": _phimoe, "olmoe": _olmoe, "qwen2_moe": _qwen_moe, "qwen3_moe": _qwen_moe,
-    "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "kimi_k2": _deepseek, "gpt_oss": _gpt_oss, "dbrx": _dbrx, "nemotron_h": _nemotron_h,
-    "qwen3_next": _qwen3_next, "qwen3_vl_moe_text": _qwen_moe, "glm4_moe": _glm_moe, "llama4_text": _llama4, "minimax_m2": _minimax_m2,
-    "ernie4_5_moe": _ernie_moe, "granitemoehybrid": _granite_hybrid, "mamba2": _mamba2, "minimax": _minimax_text, "minimax_text_01": _minimax_text,
-    "minimax_m1": _minimax_text,
+    "mixtral": mixtral, "granitemoe": mixtral, "phimoe": _phimoe, "olmoe": _olmoe, "qwen2_moe": qwen_moe, "qwen3_moe": qwen_moe,
+    "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "kimi_k2": _deepseek, "mistral4": _deepseek, "glm4_moe_lite": _glm_lite, "gpt_oss": _gpt_oss, "dbrx": _dbrx,
+    "qwen3_vl_moe_text": qwen_moe, "glm4_moe": _glm_moe, "llama4_text": _llama4, "minimax_m2": _minimax_m2, "ernie4_5_moe": _ernie_moe,
 }  # fmt: skip

@@ -166,7 +166,7 @@ def _baichuan(c: Config) -> Fields:
 
 
 READERS: dict[str, Callable[[Config], Fields]] = {
-    "llama": llama, "mistral": llama, "qwen2": llama, "qwen3": llama, "internlm": llama, "granite": llama, "aquila": llama,
+    "llama": llama, "mistral": llama, "ministral3": llama, "qwen2": llama, "qwen3": llama, "internlm": llama, "granite": llama, "aquila": llama,
     "smollm3": lambda c: llama(c) | {"tied": c.flag("tie_word_embeddings", True)}, "internlm2": _internlm2, "phi3": _phi3,
     "gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3, "olmo": _olmo, "olmo2": _olmo2, "stablelm": _stablelm, "cohere": _cohere,
     "nemotron": _nemotron, "arcee": _arcee, "qwen": _qwen, "chatglm": _chatglm, "baichuan": _baichuan,

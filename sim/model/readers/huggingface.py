@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim.model.readers import experts, gated, gpt, others, pairs, pictures, sight, speech
+from sim.model.readers import experts, gated, gpt, hybrid, others, pairs, pictures, sight, speech
 from sim.model.readers.config import Config
 from sim.model.specs.spec import ModelSpec, spec_of
 from topologies.errors import BadInput, Refused, UnknownName
@@ -18,7 +18,7 @@ from topologies.errors import BadInput, Refused, UnknownName
 Reader = Callable[[Config], dict[str, Any]]
 
 READERS: dict[str, Reader] = {
-    **gated.READERS, **experts.READERS, **gpt.READERS, **others.READERS, **pictures.READERS, **speech.READERS, **sight.READERS,
+    **gated.READERS, **experts.READERS, **hybrid.READERS, **gpt.READERS, **others.READERS, **pictures.READERS, **speech.READERS, **sight.READERS,
     **pairs.READERS,
 }  # fmt: skip
 """Reader by `model_type`."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim.model.readers import experts, gated, gpt
+from sim.model.readers import experts, gated, gpt, hybrid
 from sim.model.readers.config import Config
 from topologies.errors import Refused
 
 Fields = dict[str, Any]
-_TEXT = {**gated.READERS, **experts.READERS, **gpt.READERS}
+_TEXT = {**gated.READERS, **experts.READERS, **hybrid.READERS, **gpt.READERS}
 
 
 def _decoder(c: Config, unsaid: str) -> Fields:
@@ -168,6 +168,11 @@ def _qwen3(c: Config) -> Fields:
     return fields | {"projector": fields["projector"] | {"deepstack": v.tree.get("deepstack_visual_indexes", [8, 16, 24])}}
 
 
+def _qwen3_5(c: Config) -> Fields:
+    """Qwen3-VL's tower, of which the last layer alone is read."""
+    return _qwen3(Config({**c.tree, "vision_config": {**c.inner("vision_config").tree, "deepstack_visual_indexes": []}}, c.where))
+
+
 def _mllama(c: Config) -> Fields:
     """Llama 3.2 Vision: a tower of two stages over all tiles of a picture, and layers of the decoder that read it."""
     v, decoder = c.inner("vision_config"), _decoder(c, "mllama_text_model")
@@ -212,5 +217,5 @@ def _merged(c: Config, v: Config, tower: Fields, norm: str) -> Fields:
 
 READERS: dict[str, Callable[[Config], Fields]] = {
     "llava": _llava, "paligemma": _paligemma, "gemma3": _gemma3, "internvl": _internvl, "qwen2_vl": _qwen2, "qwen2_5_vl": _qwen2_5,
-    "qwen3_vl": _qwen3, "qwen3_vl_moe": _qwen3, "mllama": _mllama,
+    "qwen3_vl": _qwen3, "qwen3_vl_moe": _qwen3, "qwen3_5": _qwen3_5, "qwen3_5_moe": _qwen3_5, "mllama": _mllama,
 }  # fmt: skip

@@ -202,7 +202,7 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
 def _check(spec: Decoder) -> None:
     """Raises `BadInput` where heads, experts or a layer pattern do not fit together."""
     name = spec.name or "model"
-    if not spec.head_dim and spec.hidden % spec.heads:
+    if not spec.head_dim and spec.mla is None and spec.hidden % spec.heads:
         raise BadInput(
             f"{name}: heads = {spec.heads} does not divide hidden = {spec.hidden}. Set head_dim, or a divisor of hidden as heads"
         )

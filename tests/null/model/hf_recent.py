@@ -1,4 +1,4 @@
-"""config.json files of models of 2024 and 2025, as `hf_configs`, with the parameters of the language model alone: without encoders of images and
+"""config.json files of models of 2024 to 2026, as `hf_configs`, with the parameters of the language model alone: without encoders of images and
 without the layers of multi-token prediction, which the makers' totals may count."""
 
 from __future__ import annotations
@@ -112,4 +112,31 @@ RECENT: dict[str, tuple[int, dict[str, Any]]] = {
         "model_type": "stablelm", "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 13824, "num_attention_heads": 32,
         "num_hidden_layers": 40, "num_key_value_heads": 8, "partial_rotary_factor": 0.25, "qk_layernorm": True, "use_parallel_residual":
         True, "use_qkv_bias": False, "tie_word_embeddings": False, "vocab_size": 100352}),
+    "qwen3.5-9b": (8_953_803_264, {
+        "model_type": "qwen3_5_text", "attention_bias": False, "attn_output_gate": True, "full_attention_interval": 4, "head_dim": 256,
+        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288, "layer_types": (["linear_attention"] * 3 +
+        ["full_attention"]) * 8, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_value_head_dim": 128, "mlp_only_layers": [], "num_attention_heads": 16,
+        "num_hidden_layers": 32, "num_key_value_heads": 4, "partial_rotary_factor": 0.25, "tie_word_embeddings": False, "vocab_size":
+        248320}),
+    "qwen3.5-35b-a3b": (34_660_610_688, {
+        "model_type": "qwen3_5_moe_text", "attention_bias": False, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+        "hidden_size": 2048, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "moe_intermediate_size": 512,
+        "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 2,
+        "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "vocab_size": 248320,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}}),
+    "ministral3-8b": (8_489_553_920, {
+        "model_type": "ministral3", "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_hidden_layers": 34, "num_key_value_heads": 8, "sliding_window": None, "tie_word_embeddings":
+        False, "vocab_size": 131072}),
+    "mistral-small4-119b": (118_972_826_624, {
+        "model_type": "mistral4", "first_k_dense_replace": 0, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288,
+        "kv_lora_rank": 256, "moe_intermediate_size": 2048, "n_routed_experts": 128, "n_shared_experts": 1, "num_attention_heads": 32,
+        "num_experts_per_tok": 4, "num_hidden_layers": 36, "num_key_value_heads": 32, "q_lora_rank": 1024, "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 131072}),
+    "glm-4.7-flash": (29_943_393_920, {
+        "model_type": "glm4_moe_lite", "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 10240, "kv_lora_rank": 512,
+        "moe_intermediate_size": 1536, "n_routed_experts": 64, "n_shared_experts": 1, "num_attention_heads": 20, "num_experts_per_tok": 4,
+        "num_hidden_layers": 47, "num_key_value_heads": 20, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+        "v_head_dim": 256, "vocab_size": 154880}),
 }  # fmt: skip

@@ -102,6 +102,19 @@ EXACT = {
     "llama4-maverick": 400_711_848_960,
     "qwen3-coder-480b-a35b": 480_154_875_392,
     "qwen3-next-80b-a3b": 79_674_391_296,
+    "qwen3.5-0.8b": 752_393_024,
+    "qwen3.5-2b": 1_881_825_088,
+    "qwen3.5-4b": 4_205_751_296,
+    "qwen3.5-9b": 8_953_803_264,
+    "qwen3.5-27b": 26_895_998_464,
+    "qwen3.5-35b-a3b": 34_660_610_688,
+    "qwen3.5-122b-a10b": 122_111_526_912,
+    "qwen3.5-397b-a17b": 396_346_350_336,
+    "ministral3-3b": 3_429_006_336,
+    "ministral3-8b": 8_489_553_920,
+    "ministral3-14b": 13_506_073_600,
+    "mistral-small4-119b": 118_972_826_624,
+    "glm-4.7-flash": 29_943_393_920,
     "mistral-nemo-12b": 12_247_782_400,
     "mistral-small-24b": 23_572_403_200,
     "gemma3-4b": 3_880_263_168,
@@ -327,7 +340,15 @@ def test_megatron_family_follows_equation_2(name: str, layers: int, hidden: int)
 
 @pytest.mark.parametrize(
     ("name", "active"),
-    [("qwen3-30b-a3b", 3.3e9), ("qwen3-235b-a22b", 22e9), ("deepseek-v3", 37e9), ("mixtral-8x7b", 12.9e9), ("kimi-k2", 32e9)],
+    [
+        ("qwen3-30b-a3b", 3.3e9),
+        ("qwen3-235b-a22b", 22e9),
+        ("deepseek-v3", 37e9),
+        ("mixtral-8x7b", 12.9e9),
+        ("kimi-k2", 32e9),
+        ("qwen3.5-397b-a17b", 17e9),
+        ("qwen3.5-122b-a10b", 10e9),
+    ],
 )
 def test_active_parameters_as_advertised(name: str, active: float) -> None:
     assert describe(load_model(name), Shape(micro=1, seq=2048), PLAIN).active_parameters == pytest.approx(active, rel=0.03)

@@ -1,4 +1,4 @@
-"""Models of 2024 and 2025: sizes, and what their layers do differently."""
+"""Models of 2024 to 2026: sizes, and what their layers do differently."""
 
 from __future__ import annotations
 
@@ -188,6 +188,10 @@ def test_mixers_are_checked() -> None:
         ("mamba", "selective scan.*plan capture"),
         ("wav2vec2", 'with family = "wav2vec"'),
         ("deepseek_v32", "sparse attention"),
+        ("glm_moe_dsa", "sparse attention"),
+        ("deepseek_v4", "compressed"),
+        ("kimi_k25", "a vision tower"),
+        ("gemma4_text", "per-layer embeddings"),
     ],
 )
 def test_what_is_known_and_not_described_is_refused_with_its_reason(kind: str, words: str) -> None:

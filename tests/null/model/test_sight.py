@@ -16,6 +16,7 @@ from sim.program import Program
 from sim.setting.bind import bind, model_of
 from sim.setting.program import program_for
 from sim.work import Gemm
+from tests.null.model.hf_recent import RECENT
 from topologies.errors import BadInput, Refused
 
 PLAIN = Framework(name="plain", source="test")
@@ -101,6 +102,17 @@ def test_a_served_config_is_the_shipped_model(name: str) -> None:
     assert (read.tower, read.projector, read.tokens) == (shipped.tower, shipped.projector, shipped.tokens)
     both = [describe(one, Shape(micro=1, seq=4096), PLAIN) for one in (read, shipped)]
     assert both[0].parameters == both[1].parameters and both[0].flops_per_sample == pytest.approx(both[1].flops_per_sample, rel=0.01)
+
+
+def test_the_tower_of_qwen3_5_is_read_at_its_end_alone() -> None:
+    """Parameters as Qwen3_5VisionModel has them: patches of two frames, a table of positions, 27 layers, one merger."""
+    text = RECENT["qwen3.5-9b"]
+    tower = {key: value for key, value in QWEN3_TOWER.items() if key != "deepstack_visual_indexes"}
+    found = from_config({"model_type": "qwen3_5", "vision_config": tower, "text_config": text[1]}, "config.json")
+    layer = 4 * 1152 + 4 * (1152**2 + 1152) + 2 * 1152 * 4304 + 4304 + 1152
+    merger = 2 * 1152 + 4608**2 + 4608 + 4608 * 4096 + 4096
+    patches = 3 * 2 * 16**2 * 1152 + 1152 + 2304 * 1152
+    assert describe(found, Shape(micro=1, seq=4096), PLAIN).parameters == text[0] + 27 * layer + merger + patches
 
 
 @pytest.mark.parametrize(
