@@ -244,7 +244,7 @@ def _check_model(plan: Plan, spec: ModelSpec) -> None:
 
 CNNS = ("resnet", "vgg", "alexnet", "cifar")
 """Architectures of convolutional networks that are trained."""
-_SPLIT = ("embed_norm", "qk_norm", "post_norms", "parallel_block", "head_bias")
+_SPLIT = ("mla", "embed_norm", "qk_norm", "post_norms", "parallel_block", "head_bias")
 """What a decoder may have on one rank of tp alone."""
 
 
@@ -284,7 +284,7 @@ def _check_decoder(plan: Plan, spec: Decoder) -> None:
     if spec.moe is not None:
         _check_experts(plan, spec, spec.moe)
     asked = {
-        "mla": spec.mla, "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": 0 < spec.window < seq,
+        "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": 0 < spec.window < seq,
         "packed": spec.packed, "pattern": spec.pattern, "mtp": spec.mtp, "mixers": set(spec.mixers) - {"X", "*"}, "gated_attention": spec.gated_attention,
         "rope_scaled": spec.rope_scaled, "position = alibi": spec.position == "alibi",
     }  # fmt: skip

@@ -101,6 +101,7 @@ _BERT: Tree = {
 }
 _NEOX = GPT | {"name": "neox-8m", "position": "rope", "rotary": 0.25, "parallel_block": True, "two_norms": True, "tied": False}
 _MIXTURE = LLAMA | {"name": "mixture-9m", "moe": {"experts": 4, "top_k": 2, "ffn": 448}}
+_LATENT = LLAMA | {"name": "latent-7m", "mla": {"q_lora": 192, "kv_lora": 128, "rope": 32, "nope": 64, "value": 64}}
 _RESNET: Tree = {"family": "cnn", "name": "resnet-18", "arch": "resnet", "depth": 18, "image": 96, "classes": 100}
 _PICTURES: dict[str, Tree] = {
     "vit": {"family": "vit", "name": "vit-6m", "layers": 4, "hidden": 288, "heads": 4, "image": 96, "patch": 12, "classes": 100},
@@ -126,6 +127,7 @@ MODELS: dict[str, tuple[str, Tree]] = {
     "experts": ("experts", _decoder(_MIXTURE, {"micro": 3}, {})),
     "experts-fsdp": ("experts, FSDP2", _decoder(_MIXTURE, {"micro": 2, "global": 4}, {"dp_shard": 2, "zero": 3})),
     "experts-ep": ("EP beside FSDP2", _decoder(_MIXTURE, {"micro": 2, "global": 4}, {"dp_shard": 2, "zero": 3, "ep": 2})),
+    "latent": ("latent attention", _decoder(_LATENT, {"micro": 3}, {})),
     "bert": ("BERT", _decoder(_BERT, {"micro": 3}, {})),
     "bert-fsdp": ("BERT, FSDP2", _decoder(_BERT, {"micro": 2, "global": 4}, {"dp_shard": 2, "zero": 3})),
     "vit": ("ViT", _picture("vit", 6)),

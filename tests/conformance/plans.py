@@ -28,10 +28,11 @@ EFFICIENT = {"family": "efficientnet", "image": 64, "classes": 16, "width": 0.5,
 NEXT = {"family": "convnext", "depths": [1, 1, 2, 1], "widths": [16, 32, 48, 64], "image": 32, "classes": 16}
 
 MOE = LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn": 32}}
-"""Mixtral's kind; DEEPSEEK's: a first dense layer, shared experts, a correction of the choice; QWEN2's: shared experts with a gate."""
+"""Mixtral's kind; DEEPSEEK's: a first dense layer, shared experts, a correction of the choice; QWEN2's: shared experts with a gate; LATENT: with DeepSeek-V3's attention."""
 DEEPSEEK = LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn": 32, "shared": 64, "correction": True}, "first_dense": 1}
+LATENT = DEEPSEEK | {"mla": {"q_lora": 48, "kv_lora": 32, "rope": 8, "nope": 16, "value": 24}}
 QWEN2 = LLAMA | {"moe": {"experts": 4, "top_k": 1, "ffn": 64, "shared": 64, "shared_gate": True, "router_bias": True}, "moe_every": 2}
-EXPERTS = [MOE, DEEPSEEK, QWEN2]
+EXPERTS = [MOE, DEEPSEEK, QWEN2, LATENT]
 
 
 def plan(model: dict[str, Any], micros: int = 1, **parallel: Any) -> Plan:
@@ -127,7 +128,7 @@ FSDP_TP = [
 ]
 MIXTURES = [
     *(plan(model, micros, dp_replicate=2, comm=SMALL) for model in EXPERTS for micros in (1, 2)),
-    *(plan(model, dp_shard=4, zero=zero) for model in (MOE, DEEPSEEK) for zero in (2, 3)),
+    *(plan(model, dp_shard=4, zero=zero) for model in (MOE, DEEPSEEK, LATENT) for zero in (2, 3)),
     plan(DEEPSEEK, 2, dp_replicate=2, dp_shard=2, zero=3),
     plan(MOE, dp_shard=2, zero=3, memory={"recompute": "full"}),
     plan(DEEPSEEK, dp_shard=2, zero=3, optimizer={"clip": True}),
@@ -135,6 +136,7 @@ MIXTURES = [
     plan(MOE, dp_replicate=2, precision="bf16"),
     *(plan(MOE, 4, pp=2, schedule=name) for name in ("1f1b", "zb-h1")),
     plan(DEEPSEEK, 2, pp=2, dp_shard=2, zero=3),
+    plan(LATENT, 2, pp=2, dp_shard=2, zero=3, memory={"recompute": "full"}),
 ]
 LOCAL = [plan(LLAMA, dp_replicate=2, update={"mode": "local", "every": 2} | outer) for outer in ({}, {"outer": "nesterov"})]
 DEEP = LLAMA | {"layers": 5}

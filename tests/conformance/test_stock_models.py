@@ -33,6 +33,7 @@ from tests.conformance.plans import (  # noqa: E402
     DEEPSEEK,
     EFFICIENT,
     GPT,
+    LATENT,
     LLAMA,
     MOE,
     NEOX,
@@ -109,6 +110,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gemma": LLAMA | {"post_norms": True, "tied": True, "activation": "geglu", "qk_norm": True},
     "falcon": LLAMA | {"parallel_block": True, "norm": "layernorm", "head_bias": True, "kv_heads": 1},
     "mixtral": MOE, "deepseek": DEEPSEEK, "qwen2-moe": QWEN2,
+    "deepseek-v3": LATENT, "deepseek-v2-lite": LLAMA | {"mla": LATENT["mla"] | {"q_lora": 0}},
     "llava": SEEING | {"frozen": ["tower"], "tower": TOWER | {"class_token": True, "first_norm": True, "last_norm": "class", "unread": 1, "activation": "quick_gelu"}},
     "gemma3": SEEING | {"tower": TOWER | {"last_norm": "patches", "image": 32}, "projector": {"pool": 2, "norm": "rmsnorm", "layers": 1, "bias": False}},
     "qwen-vl": SEEING | {

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from executor.training.models import decoder, encdec, encoder, sight, stacks, tiles, unet
+from executor.training.models import decoder, encdec, encoder, latent, sight, stacks, tiles, unet
 from executor.training.models.experts import Experts, Shared
 from sim.framework.framework import Framework
 from sim.model.language.decoder import kind_of
@@ -30,9 +30,15 @@ PARTS = {
     "qkv": "attn.qkv",
     "q": "attn.q",
     "kv_proj": "attn.kv",
+    "q_down": "attn.q_down",
     "q_norm": "attn.q_norm",
+    "q_up": "attn.q_up",
     "k_norm": "attn.k_norm",
+    "kv_down": "attn.kv_down",
+    "kv_norm": "attn.kv_norm",
+    "kv_up": "attn.kv_up",
     "rope": "attn.rope",
+    "join": "attn.join",
     "core": "attn.core",
     "proj": "attn.proj",
     "post1": "attn.post_norm",
@@ -150,7 +156,7 @@ def blocks_of(spec: ModelSpec, habits: Framework, seq: int, tp: int) -> Blocks:
         yield "embed", decoder.Embed(spec, habits, seq)
         for i in range(spec.layers):
             holds, windowed = kind_of(spec, i)
-            made = tiles.Crossed if spec.mixers[i : i + 1] == "X" else decoder.Layer
+            made = tiles.Crossed if spec.mixers[i : i + 1] == "X" else latent.Latent if spec.mla else decoder.Layer
             yield f"L{i}", made(spec, habits, seq, tp, holds.startswith("moe"), windowed or not spec.full_unrotated)
         yield "head", decoder.Head(spec)
     elif isinstance(spec, (Encoder, Vit)):

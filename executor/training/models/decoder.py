@@ -96,11 +96,15 @@ class Layer(nn.Module):
         out: Tensor = self.act(*parts)
         return out
 
-    def _attended(self, x: Tensor) -> Tensor:
+    def _turned(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values with their positions: (batch, heads, seq, columns) each."""
         q, k, v = self._heads(x)
         if self.rope is not None:
             q, k = self.rope(q, k)
-        a: Tensor = self.proj(self.core(q, k, v))
+        return q, k, v
+
+    def _attended(self, x: Tensor) -> Tensor:
+        a: Tensor = self.proj(self.core(*self._turned(x)))
         a = a if self.post1 is None else self.post1(a)
         return self.drop(a) if self.drop else a
 
