@@ -106,7 +106,8 @@ def _run(setting: Setting, output: Output, pricer: Pricer, many: int = LONG) -> 
 
 def _simulated(setting: Setting, plan: Plan, pricer: Pricer, steps: int) -> tuple[Program, Trace]:
     program = program_for(setting, steps, plan)
-    return program, simulate(program, pricer, setting.places, apart(simulated_ops(program, setting.places)))
+    fine = apart(simulated_ops(program, setting.places))
+    return program, simulate(program, pricer, setting.places, fine, condensed=not fine)
 
 
 def _held_up(setting: Setting, pricer: Pricer, saving: float, longer: float, step: float) -> tuple[float, float]:

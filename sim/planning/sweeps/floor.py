@@ -28,6 +28,8 @@ _FIXED = (
     "optimizer.name",
     "optimizer.states",
     "optimizer.on",
+    "update.mode",
+    "update.aggregate",
     "comm.reduce_dtype",
 )
 """Keys whose values set the parameters or their bytes, as all of `model.` do: where the space varies one of them, the floor is not used."""
@@ -40,12 +42,14 @@ class Floor:
         """`edits`: what-ifs on every machine."""
         varied = [SHORT.get(key, key) for key in space]
         self._usable = not any(key in _FIXED or key.startswith("model.") for key in varied)
-        self._usable &= base.task == "train" and base.memory.offload == "none" and base.optimizer.on != "cpu"
+        self._usable &= base.task == "train" and base.memory.offload == "none" and base.optimizer.on != "cpu" and not base.host_updates
         if not self._usable:
             return
         framework: Framework = framework_of(base)
         model = model_of(base)
         network = describe(model, Shape(micro=1, seq=base.seq_len or usual_length(model), precision=base.precision), framework)
+        parts = [part for _, block in network.blocks for part in block.parts]
+        self._usable &= all(part.own_state is None for part in parts)  # tables that backward updates have no dense gradients
         self._parameters = network.parameters
         width = 4.0 if framework.precision.master else BYTES[framework.precision.param_dtype]
         least = states(base.optimizer.name, 1, 1, (1, 0))  # of a parameter

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.files.planfile import load_plan
+from sim.files.planfile import about, load_plan, presets
 from sim.plan import Plan
 from sim.planning import progress
 from sim.planning.sweeps.bound import Bounds
@@ -23,6 +23,7 @@ from sim.setting.pricer import pricer_for
 from sim.steady.rounds import whole
 from sim.steady.shortened import Run
 from topologies.errors import BadInput
+from topologies.load import load_topology
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 512, "framework": "pytorch", "batch": {"global": 16, "micro": 2}}
 PLAN = load_plan(BASE | {"parallel": {"dp_replicate": 8}})
@@ -221,6 +222,10 @@ def test_floors_are_left_to_the_simulation_where_bytes_of_a_parameter_vary() -> 
         (load_plan(big, ("task=forward",)), ""),
         (load_plan(big, ("memory.offload=optimizer",)), ""),
         (load_plan(big, ("optimizer.on=cpu",)), ""),
+        (load_plan(big, ("update.aggregate=cpu", "parallel.dp_replicate=8")), ""),
+        (load_plan(big, ("update.mode=async", "parallel.dp_replicate=8")), ""),
+        (big, "update.aggregate=gpu,cpu"),
+        (load_plan("dlrm-dcnv2-8"), ""),  # tables that backward updates
     ):
         floor = Floor(base, space | (parse_space(more) if more else {}))
         assert floor.over({"tp": "1", "gpus": "8", "zero": "0"}, "dgx-h100") == 0
@@ -263,6 +268,15 @@ def test_floors_are_no_more_than_what_is_counted() -> None:
             seen += needed > 0
             assert needed <= figures_of_memory(bind(known, "rtx-4090-x8"), remedies=False)[0].peak
     assert seen > 3
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_no_shipped_plan_is_below_its_floor(name: str) -> None:
+    """On devices without room for anything, so that the floor is told."""
+    plan, on = load_plan(name), about(presets()[name])[1]
+    floor = Floor(plan, {}, ("gpu.memory=1 MiB",) if load_topology(on).kind == "cuda" else ("cpu.memory=1 MiB",)).over({}, on)
+    assert floor <= figures_of_memory(bind(plan, on), remedies=False)[0].peak
 
 
 def test_a_missing_price_is_said_before_anything_is_done(tmp_path: Path) -> None:
