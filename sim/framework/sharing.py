@@ -20,6 +20,8 @@ class DataParallel(Habits, frozen=True, kw_only=True):
     zero2: Literal["buckets", "layers"] = "buckets"
     """What zero = 2 means. buckets: DDP's, reduce-scattered, and parameters gathered once a step (DeepSpeed). layers: FSDP that keeps
     gathered parameters from forward to backward (FSDP2's reshard_after_forward = False, FSDP1's SHARD_GRAD_OP)."""
+    reduces: Literal["shards", "whole"] = "shards"
+    """What a bucket of ZeRO-1 and -2 is summed to on each rank. shards: its part (reduce_scatter). whole: all of it, of which it takes its part."""
     keeps_narrow: bool = False
     """A rank of ZeRO-3 keeps its 16-bit parameters beside the optimizer's fp32 copy; else it has that copy alone, as torch's FSDP."""
     wraps_ends: bool = False
@@ -29,9 +31,9 @@ class DataParallel(Habits, frozen=True, kw_only=True):
     shard_copies: bool = True
     """FSDP's gathered parameters are copied out of a buffer, and gradients into one before they are scattered: one for all tensors of a layer
     (torch's _fsdp_collectives.py), or what a compiled loop carries from layer to layer. False: collectives on the tensors themselves."""
-    quantises_gathered: Literal["", "forward", "passes"] = ""
+    quantises_gathered: Literal["", "forward", "passes", "shards"] = ""
     """ZeRO-3's gathered 16-bit weights of 8-bit linears are cast whole, beside their transpose: in each forward pass, or in each pass (what is
-    rematerialised for backward casts them again). "": shards are cast before they travel."""
+    rematerialised for backward casts them again). shards: each rank's part is cast, and travels in 8 bits. "": parameters are 8-bit already."""
     overlap_grad: bool = True
     """Gradients travel beside backward."""
     overlap_param: bool = True
@@ -48,7 +50,9 @@ class DataParallel(Habits, frozen=True, kw_only=True):
     """Gradients are copied into a buffer to travel, and back; else a group of NCCL calls sums them where they are."""
     prescales: bool = False
     """A full bucket is divided by the ranks in a pass of its own (DistributedDataParallel before PyTorch 1.7: reducer.cpp; apex's; Horovod's, whose pass
-    follows the sum)."""
+    follows the sum; Megatron's without --ddp-average-in-collective)."""
+    checks_gradients: bool = False
+    """A full bucket's norm is taken before it is sent (Megatron's check_for_nan_in_grad). What the host waits for it is not counted."""
     cycle: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     """Seconds between two turns of the thread that sends gradients: the last ones wait half of them in the mean (Horovod's RunLoopOnce)."""
     broadcasts_buffers: bool = False

@@ -135,7 +135,7 @@ class StageSegments:
     def buckets(self, step: int) -> list[Bucket]:
         """Its gradients as they travel in this step."""
         if step not in self._buckets:
-            self._buckets[step] = buckets_of(self.job, self.chunk.blocks, step, self.tag)
+            self._buckets[step] = buckets_of(self.job, self.chunk.blocks, step, self.tag, self.stage.first)
         return self._buckets[step]
 
     @cached_property

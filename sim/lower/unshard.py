@@ -7,7 +7,7 @@ RESHARD frees them.
 
 from __future__ import annotations
 
-from sim.lower.data_parallel.fsdp import copy_in, copy_out, holding, hooks, reduce_stage, reshard, travelling
+from sim.lower.data_parallel.fsdp import copy_in, copy_out, gathered, holding, hooks, reduce_stage, reshard, travelling
 from sim.lower.data_parallel.replicate import lane_of
 from sim.lower.data_parallel.sharded import CLS
 from sim.lower.data_parallel.units import Unit, root_first
@@ -37,8 +37,8 @@ def ask(job: Job, line: list[Unit], kind: str) -> list[Op]:
     ops: list[Op] = []
     for unit in line:
         for suffix, axis, elements in travelling(job, unit):
-            name, lane, size = f"{_phase(kind)}/{unit.name}{suffix}", lane_of(axis), round(elements * job.param_bytes)
-            ops += [copy_in(job, name, elements, axis, COMPUTE), *order(job, f"{name}.in", COMPUTE, lane)]
+            name, lane, size = f"{_phase(kind)}/{unit.name}{suffix}", lane_of(axis), gathered(job, unit, suffix, elements)
+            ops += [copy_in(job, name, elements, size, axis, COMPUTE), *order(job, f"{name}.in", COMPUTE, lane)]
             ops += [holding(collective(job, f"{name}.all_gather", lane, "all_gather", size, axis, CLS), alloc=size)]
             ops.append(record(f"{name}.gathered", lane))
     return ops

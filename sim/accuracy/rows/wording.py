@@ -74,6 +74,8 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
         return nemo_of(row)
     if name == "torchtitan" and re.search(r"row-?wise", row.precision.lower()):
         return "torchtitan-rowwise"
+    if name == "torchtitan" and re.search(r"(float|fp)8 all-?gather", row.precision.lower()):
+        return "torchtitan-float8-gather"
     if name == "torchtitan" and row.date[:4] == "2024":
         return "torchtitan-2024"
     if name == "torchtitan" and "2025" <= row.date < "2025-08":

@@ -62,11 +62,14 @@ def trained(blocks: list[BlockOps]) -> list[PartOps]:
     return [part for block in reversed(blocks) for part in reversed(block.parts) if part.part.tensors and not part.part.frozen]
 
 
-def limits(job: Job, step: int) -> tuple[float, float]:
-    """Bytes that close the first bucket and each later one."""
+def limits(job: Job, step: int, first: bool) -> tuple[float, float]:
+    """Bytes that close the first bucket and each later one. `first`: of the first stage, which backward ends with; Megatron cuts none of the others
+    (distributed_data_parallel.py: they are not on the critical path)."""
     whole, said = float("inf"), named(job.plan, job.framework)
     torchs = rebuilds(job) and not job.framework.data_parallel.bucket
     if (not job.overlap_grad and not job.sums_at_end) or (step == 0 and torchs):
+        return whole, whole
+    if job.flat_gradients and not first and not job.framework.data_parallel.bucket:
         return whole, whole
     if said is None and job.flat_gradients:
         said = int(max(40_000_000, 1_000_000 * job.size(job.data_axis)) * job.reduce_bytes)
@@ -83,7 +86,7 @@ def rebuilds(job: Job) -> bool:
     return job.zero == 0 and not job.flat_gradients
 
 
-def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "") -> list[Bucket]:
+def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "", first: bool = True) -> list[Bucket]:
     """All buckets of one stage, in the order in which they become ready. Expert parameters have their own; groups of one rank
     have none."""
     dense = job.data_axis if job.zero == 0 else "fsdp"
@@ -91,14 +94,14 @@ def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "") ->
     experts = ("efsdp" if split else "edp") if job.mesh.apart else dense
     parts, found = trained(blocks), list[Bucket]()
     if job.size(dense) > 1:
-        found += _cut(job, [p for p in parts if not (p.part.expert and experts != dense)], dense, step, f"{prefix}b")
+        found += _cut(job, [p for p in parts if not (p.part.expert and experts != dense)], dense, step, f"{prefix}b", first)
     if experts != dense and job.size(experts) > 1:
-        found += _cut(job, [p for p in parts if p.part.expert], experts, step, f"{prefix}e")
+        found += _cut(job, [p for p in parts if p.part.expert], experts, step, f"{prefix}e", first)
     return found
 
 
-def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str) -> list[Bucket]:
-    limit, rest = limits(job, step)
+def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str, first: bool) -> list[Bucket]:
+    limit, rest = limits(job, step, first)
     width = BYTES[job.framework.precision.grad_dtype]
     found: list[Bucket] = []
     tensors: list[int] = []

@@ -129,22 +129,29 @@ def _gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:
     """Copy-in, with the cast from the fp32 shard, and all_gather; `after` names an event that both wait for."""
     ops: list[Op] = []
     for suffix, axis, elements in travelling(job, unit):
-        name, lane, size = f"{phase}/{unit.name}{suffix}", lane_of(axis), round(elements * job.param_bytes)
+        name, lane, size = f"{phase}/{unit.name}{suffix}", lane_of(axis), gathered(job, unit, suffix, elements)
         if after:
             ops.append(Op(f"{name}.room.wait", "wait", lane, event=after))
-        ops.append(copy_in(job, name, elements, axis, lane if job.device == "cuda" else COMPUTE))
+        ops.append(copy_in(job, name, elements, size, axis, lane if job.device == "cuda" else COMPUTE))
         message = collective(job, f"{name}.all_gather", lane, "all_gather", size, axis, CLS)
         ops += [_called(job, holding(message, alloc=size)), record(f"{name}.gathered", lane)]
     return ops
 
 
-def copy_in(job: Job, name: str, elements: int, axis: str, lane: str) -> Op:
-    """A rank's shard of `elements` parameters into the buffer that is gathered, in the dtype that travels."""
-    shard = elements // job.size(axis)
+def gathered(job: Job, unit: Unit, suffix: str, elements: int) -> int:
+    """Bytes of so many gathered parameters: a byte for each of an 8-bit linear whose shards are cast before they travel."""
+    narrow = unit.narrow if job.framework.data_parallel.quantises_gathered == "shards" and not suffix else 0
+    return round((elements - narrow) * job.param_bytes + narrow)
+
+
+def copy_in(job: Job, name: str, elements: int, size: int, axis: str, lane: str) -> Op:
+    """A rank's shard of `elements` parameters into the buffer of `size` bytes that is gathered, in the dtype that travels."""
+    ranks = job.size(axis)
+    shard = elements // ranks
     copy = MemoryBound(
         "cast" if job.framework.precision.master else "copy",
         shard * (4 if job.framework.precision.master else int(job.param_bytes)),
-        int(shard * job.param_bytes),
+        size // ranks,
         job.framework.precision.param_dtype,
     )
     return Op(f"{name}.copy_in", "compute", lane, (copy,), cls=COPY, blocking=job.device == "cpu")
@@ -167,27 +174,36 @@ def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
     whole weights (`DataParallel.quantises_gathered`)."""
     sent = travelling(job, unit)
     ops = [wait(job, f"{phase}/{unit.name}{suffix}.gathered", COMPUTE) for suffix, _, _ in sent]
-    size, gathered = (round(sum(elements for _, _, elements in messages) * job.param_bytes) for messages in (unit.messages, sent))
+    size, travelled = (sum(gathered(job, unit, suffix, elements) for suffix, _, elements in messages) for messages in (unit.messages, sent))
     if job.framework.data_parallel.shard_copies:
-        dtype, own = job.framework.precision.param_dtype, size - gathered
+        dtype, own = job.framework.precision.param_dtype, size - travelled
         casts = (MemoryBound("cast", round(own * 4 / job.param_bytes), own, dtype),) if own and job.framework.precision.master else ()
         copy = MemoryBound("copy", size, size, dtype)
-        ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (*casts, copy), COPY, alloc=size, free=gathered))
-    if unit.narrow and _quantises(job, phase):
-        cast = MemoryBound("cast_transpose", 2 * unit.narrow, 2 * unit.narrow, job.framework.precision.param_dtype)
-        ops.append(compute(job, f"{phase}/{unit.name}.quantise", (cast,), COPY))
+        ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (*casts, copy), COPY, alloc=size, free=travelled))
+    if unit.narrow and (narrowed := _quantised(job, phase, unit.narrow)):
+        ops.append(compute(job, f"{phase}/{unit.name}.quantise", narrowed, COPY))
     return [*ops, record(f"{phase}/{unit.name}.out", COMPUTE)]
 
 
-def _quantises(job: Job, phase: str) -> bool:
-    """Does this pass cast whole weights? Backward does so with what it recomputes."""
-    how = job.framework.data_parallel.quantises_gathered
-    return how == "passes" or (how == "forward" and (phase == "fwd" or job.plan.memory.recompute == "full"))
+def _quantised(job: Job, phase: str, elements: int) -> tuple[MemoryBound, ...]:
+    """What makes whole weights 8-bit in this pass, where it does. With scales of before, both ways at once; with the tensor's own, or one for each
+    row or column, in the way that the pass reads them (torchao, float8_linear.py: matmul_with_hp_or_float8_args casts the weight in forward and
+    once more in backward). Backward does so too with what it recomputes."""
+    how, dtype = job.framework.data_parallel.quantises_gathered, job.framework.precision.param_dtype
+    again, ahead = job.plan.memory.recompute == "full", phase.endswith("fwd")
+    if how not in ("forward", "passes") or (how == "forward" and not (ahead or again)):
+        return ()
+    cast, largest = MemoryBound("cast", 2 * elements, elements, dtype), MemoryBound("reduce", 2 * elements, 0, dtype)
+    scaling = job.framework.linears.fp8_scaling
+    if scaling in ("delayed", "shared"):
+        return (MemoryBound("cast_transpose", 2 * elements, 2 * elements, dtype),)
+    forward = (cast,) if scaling == "rowwise" else (largest, cast)
+    return forward if ahead else (*(forward if again else ()), largest, cast)
 
 
 def reshard(job: Job, phase: str, unit: Unit) -> Op:
     """The gathered parameters are freed when compute has passed."""
-    size = round(sum(elements for _, _, elements in unit.messages) * job.param_bytes)
+    size = sum(gathered(job, unit, suffix, elements) for suffix, _, elements in unit.messages)
     return Op(f"{phase}/{unit.name}.reshard", "record", COMPUTE, event=f"{phase}/{unit.name}.reshard", free=size)
 
 

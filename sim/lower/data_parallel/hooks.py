@@ -28,7 +28,7 @@ def narrowed(job: Job, bucket: Bucket) -> list[Op]:
 
 def widened(job: Job, bucket: Bucket, lane: str) -> list[Op]:
     """`buffer.copy_(value)`, of this rank's shard where gradients are scattered, on `lane`."""
-    scattered = job.zero and not job.owns_tensors and bucket.axis != "edp"
+    scattered = job.zero and not job.owns_tensors and bucket.axis != "edp" and job.framework.data_parallel.reduces == "shards"
     count = bucket.elements / (job.size(bucket.axis) if scattered else 1)
     work = MemoryBound("cast", int(count * job.reduce_bytes), int(count * job.grad_bytes), job.framework.precision.grad_dtype)
     return [replace(compute(job, f"grad/{bucket.name}.widen", (work,), COPY), lane=lane)]

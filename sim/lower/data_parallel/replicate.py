@@ -79,15 +79,25 @@ def send(job: Job, bucket: Bucket, messages: Messages, last: bool = False) -> li
         ops += [spent(f"{name}.hooks", "ddp_parameter", len(bucket.tensors)), spent(f"{name}.bucket", "ddp_bucket")]
     if job.framework.data_parallel.packs_gradients:
         ops.append(compute(job, f"{name}.copy", copies(job, bucket, job.grad_bytes, packed(job)), COPY))
-    if job.framework.data_parallel.prescales and rebuilds(job):
-        size = int(bucket.elements * job.reduce_bytes)
-        ops.append(compute(job, f"{name}.mean", (MemoryBound("scale_", size, size, job.framework.precision.reduce_dtype),), COPY))
+    ops += _prepared(job, bucket)
     ops += hooks.narrowed(job, bucket)
     sent = messages(job, bucket)
     lane, cycle = sent[0].lane, job.framework.data_parallel.cycle
     turn = [host(f"{name}.turn", HostWork("cycle", 0.5, cycle), lane=lane, cls=CLS)] if last and cycle else []
     follows, end = hooks.follows(job, bucket, sent[-1].lane)
     return [*ops, *order(job, f"{name}.full", COMPUTE, lane), *turn, *sent, *follows, record(f"{name}.done", end)]
+
+
+def _prepared(job: Job, bucket: Bucket) -> list[Op]:
+    """Passes over a full bucket before it is sent: Megatron's look for values that are no numbers, which the host waits for, and the division by the
+    ranks."""
+    name, habits, dtype = f"grad/{bucket.name}", job.framework.data_parallel, job.framework.precision.reduce_dtype
+    size, ops = int(bucket.elements * job.reduce_bytes), list[Op]()
+    if habits.checks_gradients and job.flat_gradients:
+        ops.append(compute(job, f"{name}.check", (MemoryBound("norm", size, 4, dtype),), COPY))
+    if habits.prescales and (rebuilds(job) or job.flat_gradients):
+        ops.append(compute(job, f"{name}.mean", (MemoryBound("scale_", size, size, dtype),), COPY))
+    return ops
 
 
 def _receive(job: Job, bucket: Bucket) -> list[Op]:

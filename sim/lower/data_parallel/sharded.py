@@ -1,6 +1,6 @@
 """ZeRO-1 and -2: optimizer state, and gradients, split over `fsdp`.
 
-They send DDP's buckets by reduce_scatter, and all_gather the updated parameters: after the optimizer, or beside the next
+They send DDP's buckets by reduce_scatter (or all_reduce, where a framework keeps its part of that), and all_gather the updated parameters: after the optimizer, or beside the next
 forward, one bucket ahead of use (Megatron's overlap-param-gather). Hybrid sharding adds an all_reduce of the shards over
 `dp_replicate`. InternEvo's ZeRO-1 gives each rank whole tensors: buckets are all-reduced, owners broadcast.
 """
@@ -28,7 +28,8 @@ def messages(job: Job, bucket: Bucket) -> list[Op]:
     if job.owns_tensors:
         everyone = summing_axis(job.mesh, job.framework, bucket.axis == "efsdp")
         return [collective(job, f"{name}.all_reduce", lane, "all_reduce", size, everyone, CLS)]
-    ops = [collective(job, f"{name}.reduce_scatter", lane, "reduce_scatter", size, bucket.axis, CLS)]
+    kind = "all_reduce" if job.framework.data_parallel.reduces == "whole" else "reduce_scatter"
+    ops = [collective(job, f"{name}.{kind}", lane, kind, size, bucket.axis, CLS)]
     return ops + replicas(job, name, size / job.size(bucket.axis), lane)
 
 

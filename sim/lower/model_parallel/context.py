@@ -89,7 +89,8 @@ def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: lis
     """Attention on one chunk of keys while the next arrives, as many steps as the ring has ranks.
 
     Forward: keys and values make a hop less. Backward (`legs` = 2): so do they again, and their gradients make one for each rank:
-    each follows the step that added to it, the last one home.
+    each follows the step that added to it, the last one home. torch sums these in fp32 (_context_parallel/_attention.py,
+    _templated_ring_attention_backward: accum_dtype), TransformerEngine in the dtype of the keys.
     """
     axis = "cp" if job.plan.parallel.ulysses == 1 else "cp_ring"
     ways = job.size(axis)
@@ -101,13 +102,14 @@ def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: lis
         )
     chunks = _chunks(whole, ways)
     message, first = part.seam_bytes // ways, kernels[0]
+    sums = message if job.framework.te_attention else round(message * 4 / BYTES[whole.dtype])
     ops: list[Op] = []
     hops = ways + (legs - 1)
     for step in range(hops):
-        carried = (step + 1 < ways) + (legs == 2 and step > 0)
+        carried = message * (step + 1 < ways) + sums * (legs == 2 and step > 0)
         if carried:
             after = f"{name}.hop{step - 1}" if step else ""
-            ops += _hop(job, f"{name}.hop{step}", axis, carried * message, after, made=legs == 2 or step == 0)
+            ops += _hop(job, f"{name}.hop{step}", axis, carried, after, made=legs == 2 or step == 0)
         if step < ways:
             alloc, free = first.alloc if step == 0 else 0, first.free if step + 1 == ways else 0
             ops.append(

@@ -110,7 +110,23 @@ def test_sharded_gradients_travel_over_the_sharding_group(zero: int, dense: str,
 )
 def test_limits(framework: Framework, plan: dict[str, Any], step: int, expected: tuple[float, float]) -> None:
     job, _ = made(linear(), framework=framework, **({"parallel": {"dp_replicate": 64}} | plan))
-    assert limits(job, step) == expected
+    assert limits(job, step, first=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("framework", "plan", "whole"),
+    [
+        (CORE, {}, True),
+        (CORE, {"comm": {"bucket": "3 MiB"}}, True),
+        (CORE.but(data_parallel={"bucket": 100}), {}, False),
+        (QUIET, {}, False),
+    ],
+)
+def test_megatron_cuts_the_gradients_of_the_first_stage_alone(framework: Framework, plan: dict[str, Any], whole: bool) -> None:
+    """Whatever size is said; other optimizers' own buckets, and torch's, are cut on each."""
+    job, _ = made(linear(), framework=framework, **({"parallel": {"dp_replicate": 64}} | plan))
+    later = limits(job, 1, first=False)
+    assert (later == (float("inf"), float("inf"))) is whole and (whole or later == limits(job, 1, first=True))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sim.cost.price import Cost
 from sim.engine.run import simulate
@@ -66,6 +67,20 @@ def test_ring_attention_moves_each_chunk_past_all_ranks_and_gradients_home(ways:
     whole = Attention(1, 2, 2, 64, 256, 8)
     assert sum(w.flops for w in works if not w.backward) == whole.flops
     assert sum(w.flops for w in works if w.backward) == 2.5 * whole.flops
+
+
+@pytest.mark.parametrize(("te", "width"), [(True, 1), (False, 2)])
+def test_gradients_of_keys_go_round_in_fp32_where_torch_sums_them(te: bool, width: int) -> None:
+    """Beside keys and values of 16 bits: as many bytes (TransformerEngine), or twice as many."""
+    framework = load_framework("megatron-core" if te else "pytorch")
+    assert framework.te_attention is te
+    half = replace(
+        attention(),
+        forward=(Attention(1, 2, 2, 64, 256, 8, dtype="bf16"),),
+        backward=(Attention(1, 2, 2, 64, 256, 8, dtype="bf16", backward=True),),
+    )
+    p = program({"parallel": {"cp": 4}}, network(1, (half,)), framework=framework)
+    assert traffic(p, "cp") == (2 * 3 + width * 4) * KV / 4
 
 
 @pytest.mark.parametrize("ways", [2, 4])

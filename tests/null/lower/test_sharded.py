@@ -46,6 +46,16 @@ def test_owners_of_whole_tensors_reduce_for_all_and_broadcast_what_they_own(rank
     assert {op.name for op in sent} == {"all_reduce", "broadcast"}
 
 
+@pytest.mark.parametrize("zero", [1, 2])
+def test_buckets_that_are_summed_whole_travel_twice(zero: int) -> None:
+    """DeepSpeed's allreduce_bucket, of which each rank keeps its part."""
+    framework = QUIET.but(data_parallel={"reduces": "whole"})
+    plan = {"parallel": {"dp_shard": 4, "zero": zero}}
+    whole, shards = (messages(program(plan, network(1), framework=how)) for how in (framework, QUIET))
+    assert {name for name, _, _ in whole} == {"all_reduce", "all_gather"}
+    assert sorted(size for _, _, size in whole) == sorted(size for _, _, size in shards)
+
+
 def test_zero1_gathers_one_bucket_ahead_of_the_next_forward() -> None:
     p = program({"parallel": {"dp_shard": 2, "zero": 1}, "comm": {"bucket": "4 MiB"}})
     assert show(p.segments["fwd.gather"]) == [

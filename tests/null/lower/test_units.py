@@ -62,6 +62,39 @@ def test_whole_weights_are_made_narrow_where_their_framework_does_so(
     assert not [op.id for _, op in found.ops(0) if op.id.endswith(("embed.quantise", "head.quantise", "root.quantise"))]
 
 
+@pytest.mark.parametrize(
+    ("framework", "recompute", "forward", "backward"),
+    [
+        ("torchtitan", "none", 2, 2),
+        ("torchtitan", "full", 2, 4),
+        ("torchtitan-rowwise", "none", 1, 2),
+        ("torchtitan-rowwise", "full", 1, 3),
+    ],
+)
+def test_weights_with_scales_of_their_own_are_cast_in_the_way_that_a_pass_reads_them(
+    framework: str, recompute: str, forward: int, backward: int
+) -> None:
+    """torchao: the largest value and a cast in forward and in backward, which makes those of forward again with what it recomputes."""
+    tree = {"model": "gpt2-124m", "framework": framework, "precision": "fp8", "memory": {"recompute": recompute}, "parallel": FSDP}
+    found = predict(tree, "dgx-h100").program
+    assert found is not None
+    casts = {op.id.split("/")[0]: op.works for call, op in found.ops(0) if call.step == 1 and op.id.endswith("/L5.quantise")}
+    assert {phase: len(works) for phase, works in casts.items()} == {"fwd": forward, "bwd": backward}
+    weights = 12 * 768**2 + 9 * 768
+    assert {(work.read, work.written) for works in casts.values() for work in works if isinstance(work, MemoryBound)} == {
+        (2 * weights, weights), (2 * weights, 0)
+    }  # fmt: skip
+
+
+def test_shards_that_are_cast_travel_in_8_bits() -> None:
+    tree = {"model": "gpt2-124m", "precision": "fp8", "parallel": FSDP}
+    narrow, wide = (predict(tree | {"framework": name}, "dgx-h100").program for name in ("torchtitan-float8-gather", "torchtitan-2025"))
+    sizes = [{op.id: op.bytes for _, op in p.ops(0) if op.id.endswith("L5.all_gather")} for p in (narrow, wide) if p is not None]
+    weights, all_ = 12 * 768**2 + 9 * 768, 12 * 768**2 + 13 * 768
+    assert set(sizes[0].values()) == {2 * all_ - weights} and set(sizes[1].values()) == {2 * all_}
+    assert narrow is not None and not [op for _, op in narrow.ops(0) if op.id.endswith("quantise")]
+
+
 def backward(p: Program) -> list[str]:
     (name,) = [name for name in p.segments if name.startswith("bwd")]
     return show(p.segments[name])
