@@ -185,7 +185,7 @@ def _edits(edits: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _prices(prices: Prices | None) -> dict[str, float] | None:
-    from sim.planning.capacity.capacity import load_prices
+    from sim.planning.capacity.prices import load_prices
 
     return None if prices is None else load_prices(prices)
 

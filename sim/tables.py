@@ -34,7 +34,7 @@ def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _briefly(value: Any) -> str:
     """What a line has room for: of a list its length, of a table its type."""
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, dict)):
         return f"<{len(value)}>"
     return f"<{type(value).__name__}>" if isinstance(value, msgspec.Struct) else repr(value)
 

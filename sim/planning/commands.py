@@ -16,6 +16,8 @@ from topologies.errors import BadInput
 from topologies.verbs import AsJson, Desk, Fail, On, Prices, Report, Sets, Without, Workers, split
 
 if TYPE_CHECKING:
+    from sim.plan import Plan
+    from sim.planning.capacity.capacity import Capacity
     from sim.planning.capacity.goodput import Reliability
     from sim.planning.explain.explanation import Explanation
 
@@ -59,7 +61,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Every plan of a space: memory, bounds, then simulation; resumes where it was.  Example: steptwin sweep llama3-8b-fsdp8 --auto 16 --on "2x dgx-h100\""""
         from sim.files.planfile import read_plan
-        from sim.planning.capacity.capacity import load_prices, unpriced
+        from sim.planning.capacity.prices import load_prices, unpriced
         from sim.planning.sweeps.auto import expanded
         from sim.planning.sweeps.space import parse_space
         from sim.planning.sweeps.sweep import sweep as run
@@ -148,7 +150,7 @@ def _explained(desk: Desk, explained: Explanation) -> None:
     desk.show({"rows": changes} if changes else {"changes of plan": "none gains a thousandth of the step"}, False, "changes")
 
 
-def _reliability(mtbf_gpu: str, mtbf_node: str, restart: str, spares: int | None) -> Reliability:
+def _reliability(mtbf_gpu: str, mtbf_node: str, restart: str, repair: str, spares: int | None) -> Reliability:
     """From the words of the command line; an empty one leaves its default."""
     from sim.planning.capacity.goodput import Reliability
     from topologies.units import duration
@@ -160,6 +162,8 @@ def _reliability(mtbf_gpu: str, mtbf_node: str, restart: str, spares: int | None
     }
     if restart:
         times["restart"] = duration(restart, "--restart", ("s", "min"))
+    if repair:
+        times["repair"] = duration(repair, "--repair", ("h", "d"))
     return Reliability(spares=spares, **times)
 
 
@@ -178,44 +182,45 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         ] = "",
         mtbf_node: Annotated[str, typer.Option("--mtbf-node", help="The same of one node; unsaid: GPUs alone fail")] = "",
         restart: Annotated[str, typer.Option("--restart", help="From a failure to the first new step")] = "",
-        checkpoint: Annotated[str, typer.Option("--checkpoint", help="Stall of one checkpoint; unsaid: its bytes at 1 GB/s per GPU")] = "",
+        checkpoint: Annotated[
+            str, typer.Option("--checkpoint", help="Stall of one checkpoint; unsaid: as the plan saves, or its bytes into the shared store")
+        ] = "",
+        every: Annotated[str, typer.Option("--checkpoint-every", help="Time between checkpoints; unsaid: what costs least")] = "",
         spares: Annotated[
             int | None, typer.Option("--spares", help="Nodes that stand by while failed ones are repaired; unsaid: always one more")
         ] = None,
-        seed: Annotated[int, typer.Option("--seed", help="Of the failures drawn")] = 0,
+        repair: Annotated[str, typer.Option("--repair", help="Until a failed node stands by again; unsaid: 4 h")] = "",
+        seed: Annotated[int, typer.Option(help="Of the failures drawn")] = 0,
         prices: Prices = None,
         report: Report = None,
         as_json: AsJson = False,
     ) -> None:
         """Days, GPU-hours, energy, money, goodput of a training run; --report: scaling curves.  Example: steptwin capacity gpt2-ddp8 --tokens 10B"""
         from sim.files.planfile import load_plan
-        from sim.planning.capacity.capacity import amount, load_prices
-        from sim.planning.capacity.capacity import capacity as run
+        from sim.planning.capacity import capacity as planned
+        from sim.planning.capacity.prices import load_prices
         from sim.planning.capacity.scaling import Curve, curve_sizes, scaling, smallest
         from sim.setting.bind import bind
         from topologies.cluster import parse
+        from topologies.load import load_topology
         from topologies.units import count, duration
 
         overrides, edits = split(set_)
         many = [count(text, f"--{name}") if text else None for name, text in (("tokens", tokens), ("dataset", dataset))]
-        base, work = load_plan(plan, overrides), amount(many[0], epochs, many[1])
-        how = _reliability(mtbf_gpu, mtbf_node, restart, spares)
-        stall = duration(checkpoint, "--checkpoint", ("s", "min")) if checkpoint else None
-        options: dict[str, Any] = {"how": how, "checkpoint": stall, "seed": seed, "prices": load_prices(prices) if prices else None}
-        options["edits"] = edits
+        base, work = load_plan(plan, overrides), planned.amount(many[0], epochs, many[1])
+        how = _reliability(mtbf_gpu, mtbf_node, restart, repair, spares)
+        options: dict[str, Any] = {"how": how, "seed": seed, "prices": load_prices(prices) if prices else None, "edits": edits}
+        options["checkpoint"] = duration(checkpoint, "--checkpoint", ("s", "min")) if checkpoint else None
+        options["every"] = duration(every, "--checkpoint-every", ("min", "h")) if every else None
         if days is None:
             heeded(desk, bind(base, on, edits))
-            found = run(base, on, work, **options)
+            found = planned.capacity(base, on, work, **options)
         else:
             found = smallest(base, on, work, days, say=desk.say, **options)
-        shown = found.to_dict()
         if not as_json:
-            del shown["interval_s"], shown["unpriced"]
-            _noted(desk, found.unpriced, base.output.checkpoint_every)
-            if found.quiet_step_s < found.step_time_s:  # what the plan saves is no part of the days: checkpoints are counted apart
-                shown["step_without_checkpoints_s"] = found.quiet_step_s
-            shown["days_interval"] = "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)
-        desk.show(shown | unfit(found, as_json), as_json, "capacity")
+            _noted(desk, found.unpriced, base.output.checkpoint_every, bool(every))
+            _kept(desk, base, how, found.gpus > load_topology(on, edits).ranks_per_node)
+        desk.show((found.to_dict() if as_json else _in_words(found)) | unfit(found, as_json), as_json, "capacity")
         if report:
             sizes = curve_sizes(base.world)
             grows = len(parse(on)) == 1  # a mixture has no larger sizes of itself
@@ -225,9 +230,25 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
             raise typer.Exit(3)
 
 
-def _noted(desk: Desk, free: Iterable[str], every: int) -> None:
+def _in_words(found: Capacity) -> dict[str, Any]:
+    """What a person is shown."""
+    shown = found.to_dict()
+    for name in ("interval_s", "unpriced", "lost_s"):
+        del shown[name]
+    if found.quiet_step_s < found.step_time_s:  # what the plan saves is no part of the days: checkpoints are counted apart
+        shown["step_without_checkpoints_s"] = found.quiet_step_s
+    return shown | {"lost_to": found.lost_to(), "days_interval": "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)}
+
+
+def _kept(desk: Desk, plan: Plan, how: Reliability, several: bool) -> None:
+    """Where checkpoints must not lie: on what fails."""
+    if several and plan.output.checkpoint_every and plan.output.checkpoint_to == "disk" and how.spares != 0:
+        desk.say('note: output.checkpoint_to = "disk": a node that fails takes its part of the checkpoint with it. "store" outlives it')
+
+
+def _noted(desk: Desk, free: Iterable[str], every: int, said: bool) -> None:
     """What another machine is not charged for, and how often the plan would save."""
-    if every:
+    if every and not said:
         desk.say(f"note: checkpoints are made as often as costs least, not every {every:,} steps, as the plan has it")
     _free(desk, free)
 

@@ -82,7 +82,7 @@ def _rows(text: str, place: Path) -> object:
 
 
 def _prices(text: str, place: Path) -> object:
-    from sim.planning.capacity.capacity import load_prices
+    from sim.planning.capacity.prices import load_prices
 
     return load_prices(_file(place, "prices.toml", text))
 

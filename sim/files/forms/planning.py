@@ -97,6 +97,8 @@ class Capacity(Said, frozen=True, kw_only=True):
     goodput: float
     failures: int
     checkpoint_interval_s: float
+    checkpoint_s: float
+    lost_s: dict[str, float]
     gpu_hours: float
     energy_j: float | None
     money: float | None

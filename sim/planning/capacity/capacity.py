@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +11,7 @@ from sim.files.machinefile import machine_words
 from sim.lower.output import WRITE
 from sim.plan import Output, Plan
 from sim.planning.capacity.goodput import Outcome, Reliability, daly, expected
+from sim.planning.capacity.prices import money, unpriced
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from sim.result.uncertainty import LEVEL
@@ -21,11 +20,9 @@ from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
 from sim.steady.stalls import writing_seconds
 from sim.tables import Tabular
-from topologies.cluster import parse
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
-from topologies.load import Topology, load_topology
-from topologies.table import read_toml
+from topologies.load import Topology
 from topologies.units import show_energy
 
 DAY = 86400.0
@@ -34,6 +31,8 @@ HOST_POWER = 0.5
 8 x 700 W = 5.6 kW of GPUs, 0.8 at full load; 0.5 is assumed for the mean of a training run."""
 UTILISATION = 0.85
 """Mean GPU power in training over its limit (assumed)."""
+WAITING = 1 / 6
+"""GPU power over its limit while a job waits for data or writes a checkpoint: what H200s drew that waited (`reports/measured`, `sim/cost/power.py`)."""
 IDLE = 0.1
 """GPU power over its limit while the job is down (assumed: nvidia-smi shows some 70 W of 700 W for an H100 without work)."""
 
@@ -55,6 +54,10 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     goodput: float
     failures: int
     checkpoint_interval_s: float
+    checkpoint_s: float
+    """What one checkpoint stalls the step for."""
+    lost_s: dict[str, float]
+    """What is no progress. restarts: from failures to the first new step; repeats: steps that failures took back; checkpoints: their stalls."""
     gpu_hours: float
     """Of the GPUs that the plan uses, for all of the elapsed time; nodes that stand by cost money, and are in neither hours nor joules."""
     energy_j: float | None
@@ -90,7 +93,8 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
                 "{:,.2f} days (80 %: {:,.2f} to {:,.2f})".format(self.days, *self.days_interval)
                 + f", of which {self.goodput:.1%} progress",
             ),
-            ("failures", f"{self.failures:,}; a checkpoint every {self.checkpoint_interval_s:,.0f} s"),
+            ("failures", f"{self.failures:,}; {self._saved()}"),
+            ("lost", self.lost_to()),
             ("GPU-hours", f"{self.gpu_hours:,.0f}"),
             ("energy", "not known" if self.energy_j is None else show_energy(self.energy_j)),
             (
@@ -99,6 +103,14 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
             ),
         ]
         return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+    def _saved(self) -> str:
+        every = self.checkpoint_interval_s / self.quiet_step_s
+        return f"every {every:,.0f} steps ({self.checkpoint_interval_s:,.0f} s) a checkpoint of {self.checkpoint_s:.3g} s"
+
+    def lost_to(self) -> str:
+        """Shares of the elapsed time that are no progress, in words."""
+        return ", ".join(f"{name} {seconds / self.elapsed_s:.1%}" for name, seconds in self.lost_s.items())
 
     def to_dict(self) -> dict[str, Any]:
         """The published JSON (`sim.files.forms.planning`), days among its plain values."""
@@ -125,77 +137,20 @@ def amount(tokens: float | None = None, epochs: float | None = None, dataset: fl
     return found
 
 
-def load_prices(source: Mapping[str, float] | str | Path) -> dict[str, float]:
-    """Money per GPU-hour by machine, from TOML or a mapping: `dgx-h100 = 2.5`; a file of one's own goes by the `name` in it. `"oversubscription=2" =
-    -0.2` is what a change of the machine adds. Raises `BadInput`."""
-    where = "prices" if isinstance(source, Mapping) else f"price file {source}"
-    table: Mapping[str, object] = source if isinstance(source, Mapping) else read_toml(Path(source), "price file")
-    prices = table.get("per_gpu_hour", table)
-    if not isinstance(prices, Mapping):
-        raise BadInput(f"{where}: per_gpu_hour must be a table of prices by machine")
-    for name, price in prices.items():
-        if isinstance(price, bool) or not isinstance(price, (int, float)) or not (-1e12 if "=" in name else 0) <= price < 1e12:
-            raise BadInput(f"{where}: {name} = {str(price)[:40]} is no price per GPU-hour (a number that is not negative)")
-    return {name: float(price) for name, price in prices.items()}
-
-
-def price_of(prices: dict[str, float], on: str, gpus: int = 0, edits: tuple[str, ...] = ()) -> float:
-    """Money per GPU-hour on `on`: the mean over its first `gpus` GPUs (0: all), where it mixes machines, with what prices say that `edits` add.
-
-    Raises `BadInput` where the prices lack one of the machines or what other GPUs add, and where it all costs less than nothing.
-    """
-    for edit in edits:
-        if edit.partition("=")[0].strip() == "gpu" and edit not in prices:
-            raise BadInput(f'no price for {edit}: say what it adds to a GPU-hour of {on}, e.g. "{edit}" = 0.8')
-    found = _machines_price(prices, on, gpus) + sum(prices.get(edit, 0.0) for edit in edits)
-    if found < 0:
-        raise BadInput(f"a GPU-hour of {on} with {', '.join(edits)} would cost {found:.4g}")
-    return found
-
-
-_FREE = ("fail", "slow", "order", "ranks_per_node", "p2p")
-"""What happens to a machine, and how it is used: nobody pays for that."""
-
-
-def unpriced(prices: Container[str] | None, edits: Iterable[str]) -> tuple[str, ...]:
-    """Of `edits`, those that make another machine for which the prices add nothing: a GPU-hour costs what it costs without them."""
-    return tuple(one for one in edits if prices is not None and one not in prices and one.partition("=")[0].strip() not in _FREE)
-
-
-def _machines_price(prices: dict[str, float], on: str, gpus: int) -> float:
-    terms = parse(on)
-    named = {term.name: _priced(term.name, prices) for term in terms}
-    missing = [name for name in named.values() if name not in prices]
-    if missing:
-        raise BadInput(f"no price for {', '.join(missing)}; there are prices for {', '.join(sorted(prices)) or 'nothing'}")
-    if len(named) == 1:
-        return prices[named[terms[0].name]]
-    left, spent, taken = gpus or 1 << 62, 0.0, 0
-    for term in terms:
-        here = min(left, term.count * (term.ranks or load_topology(term.name).ranks_per_node))
-        left, taken, spent = left - here, taken + here, spent + here * prices[named[term.name]]
-    return spent / taken
-
-
-def _priced(name: str, prices: dict[str, float]) -> str:
-    """What a machine is called among prices: as after --on, else as its own file calls it."""
-    if name in prices or not name.endswith(".toml"):
-        return name
-    return str(read_toml(Path(name)).get("name", Path(name).stem))
-
-
 def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability | None = None, checkpoint: float | None = None,
-             prices: dict[str, float] | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
+             every: float | None = None, prices: dict[str, float] | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
     """Trains `tokens` tokens (samples for models without a sequence) with `plan` on `on`, after `edits` of it ("link.nvlink.rate=200 GB/s").
 
     `checkpoint` is the stall of one checkpoint in seconds; unsaid: what the plan's own [output] stalls for, or else the sharded state written
-    at 1 GB/s per GPU (assumed). How often checkpoints are made is found here (Daly's interval, or as often as asynchronous ones can be written or
-    loaders make up for them), whatever the plan says.
+    to the shared store (at 1 GB/s per GPU at most, assumed). How often checkpoints are made is found here (Daly's interval, or as often as
+    asynchronous ones can be written or loaders make up for them), whatever the plan says, or `every` so many seconds.
     Raises `BadInput` when prices are given but not for this machine, and for tokens or a checkpoint that cannot be.
     """
     amount(tokens)
     if checkpoint is not None and not 0 <= checkpoint < math.inf:
         raise BadInput(f"checkpoint = {checkpoint} s must be finite and not negative")
+    if every is not None and not 0 < every < math.inf:
+        raise BadInput(f"every = {every} s must be finite and above zero: the time from one checkpoint to the next")
     setting = bind(plan, on, edits)
     found = predict_setting(setting, detail=False)
     saves = setting.plan.output.checkpoint_every > 0
@@ -207,10 +162,10 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     writing = writing_seconds(setting, pricer_for(setting)) if saves else 0.0
     mtbf = how.mtbf(plan.world, setting.topology.ranks_per_node)
     if checkpoint is not None or not saves:
-        stall, least = _shard(setting) / _RATE if checkpoint is None else checkpoint, step
+        stall, least = _written(setting) if checkpoint is None else checkpoint, step
     else:
         stall, least = _stall(setting, step, writing, mtbf)
-    run, interval = expected(work, stall, mtbf, how, seed, step=least, writing=writing)
+    run, interval = expected(work, stall, mtbf, how, seed, step=least, writing=writing, said=every)
     return Capacity(
         gpus=plan.world,
         plan=plan.name or plan.model_name,
@@ -223,9 +178,11 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
         goodput=run.goodput,
         failures=run.failures,
         checkpoint_interval_s=interval,
+        checkpoint_s=stall,
+        lost_s={"restarts": run.down, "repeats": run.lost, "checkpoints": run.checkpoints},
         gpu_hours=run.elapsed / 3600 * plan.world,
-        energy_j=_energy(setting.topology, run, plan.world),
-        money=_money(prices, on.name if isinstance(on, Topology) else on, run.elapsed / 3600, plan.world, how, setting.topology, edits),
+        energy_j=_energy(setting.topology, run, plan.world, found.breakdown.data_s / found.step_time_s),
+        money=money(prices, on.name if isinstance(on, Topology) else on, run.elapsed / 3600, plan.world, how, setting.topology, edits),
         fits=fit is None,
         unpriced=unpriced(prices, edits),
     )
@@ -272,7 +229,17 @@ def _added(setting: Setting, step: float, every: int) -> float:
 
 
 _RATE = 1e9
-"""Bytes per second at which each GPU's part of a checkpoint is written where the plan does not say where to (assumed)."""
+"""Bytes per second at which a GPU hands on its part of a checkpoint at most, where the plan does not say where to (assumed)."""
+
+
+def _written(setting: Setting) -> float:
+    """Seconds of a sharded checkpoint, by the slowest of what it passes: each GPU, a node's link to the shared store, the store itself."""
+    part, topology = _shard(setting), setting.topology
+    store, ranks = topology.store(0), setting.plan.world
+    if store is None:
+        return part / _RATE
+    nodes = topology.nodes_of(ranks)
+    return max(part / _RATE, part * min(ranks, topology.ranks_per_node) / store.write, part * ranks / store.total(True, nodes))
 
 
 def _shard(setting: Setting) -> int:
@@ -281,19 +248,15 @@ def _shard(setting: Setting) -> int:
     return max((op.bytes for ops in program.segments.values() for op in ops if op.id == WRITE), default=0)
 
 
-def _energy(topology: Topology, run: Outcome, gpus: int) -> float | None:
-    """Joules of all GPUs that the plan uses, each by its own power, and of what is around them."""
+def _energy(topology: Topology, run: Outcome, gpus: int, starved: float) -> float | None:
+    """Joules of all GPUs that the plan uses, each by its own power, and of what is around them. `starved`: the share of a step in which they wait for
+    data."""
     power = 0.0
     for device, share in topology.devices(gpus):
         if not isinstance(device, Gpu) or not device.power:
             return None
         power += share * gpus * device.power
-    return power * (UTILISATION * (run.elapsed - run.down + HOST_POWER * run.elapsed) + IDLE * run.down)
-
-
-def _money(
-    prices: dict[str, float] | None, on: str, hours: float, gpus: int, how: Reliability, topology: Topology, edits: tuple[str, ...]
-) -> float | None:
-    """Nodes that stand by are paid for as those that work, all the time; without a number of them there is no saying how many."""
-    paid = gpus + (how.spares or 0) * topology.ranks_per_node
-    return None if prices is None else price_of(prices, on, gpus, edits) * hours * paid
+    steps = run.elapsed - run.down - run.checkpoints
+    waiting = starved * steps + run.checkpoints
+    drawn = UTILISATION * (steps - starved * steps) + WAITING * waiting + IDLE * run.down
+    return power * (drawn + UTILISATION * HOST_POWER * run.elapsed)

@@ -146,10 +146,11 @@ def expected(
     runs: int = 32,
     step: float = 1.0,
     writing: float = 0.0,
+    said: float | None = None,
 ) -> tuple[Outcome, float]:
-    """The median run of `runs`, with Daly's interval, and that interval: at least one `step`, for nobody saves more often, and `writing` of the
-    checkpoint before. Another `seed` draws other runs, all of them."""
-    interval = min(work, max(daly(checkpoint, mtbf), step, writing))
+    """The median run of `runs`, with the interval that is `said` or else Daly's, and that interval: at least one `step`, for nobody saves more often,
+    and `writing` of the checkpoint before. Another `seed` draws other runs, all of them."""
+    interval = min(work, max(daly(checkpoint, mtbf) if said is None else said, step, writing))
     played = [simulate_run(work, checkpoint, interval, mtbf, how, f"{seed}/{at}", writing) for at in range(runs)]
     played.sort(key=lambda outcome: outcome.elapsed)
     return played[len(played) // 2], interval

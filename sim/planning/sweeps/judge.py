@@ -10,7 +10,7 @@ import msgspec
 
 from sim.engine.agenda import uncollected
 from sim.plan import Output, Plan
-from sim.planning.capacity.capacity import price_of
+from sim.planning.capacity.prices import price_of
 from sim.planning.sweeps.bound import Bounds
 from sim.planning.sweeps.screen import screened
 from sim.planning.sweeps.space import Candidate

@@ -20,7 +20,7 @@ import msgspec
 
 from sim.files.overrides import SHORT
 from sim.plan import Plan
-from sim.planning.capacity.capacity import price_of
+from sim.planning.capacity.prices import price_of
 from sim.planning.progress import Progress, Say
 from sim.planning.sweeps.floor import Floor
 from sim.planning.sweeps.front import beaten, cautious, open_questions, pareto

@@ -12,7 +12,7 @@ import pytest
 import steptwin
 from reports.pages.sweep import sweep_page
 from sim.files.planfile import load_plan
-from sim.planning.capacity.capacity import load_prices, price_of
+from sim.planning.capacity.prices import load_prices, price_of
 from sim.planning.sweeps.auto import expanded
 from sim.planning.sweeps.search import search
 from sim.planning.sweeps.space import candidates, named, parse_space

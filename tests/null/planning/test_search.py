@@ -8,8 +8,9 @@ import pytest
 
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
-from sim.planning.capacity.capacity import capacity, load_prices
+from sim.planning.capacity.capacity import capacity
 from sim.planning.capacity.goodput import Reliability
+from sim.planning.capacity.prices import load_prices
 from sim.planning.explain.explanation import explain
 from sim.planning.sweeps import judge
 from sim.planning.sweeps import sweep as sweeping
@@ -112,15 +113,47 @@ def test_checkpoints_that_loaders_make_up_for_cost_what_their_steps_do(preproces
     assert found.elapsed_s == pytest.approx(found.steps * rhythm + lost, rel=5e-3)
 
 
+def test_a_cadence_may_be_said_and_what_is_lost_is_told() -> None:
+    """Of one that is far from the best more is lost, to what it is far on the side of; all shares make up what is no progress."""
+    how = Reliability(mtbf_gpu=8 * 3600.0, restart=60.0)
+    best, often, seldom = (capacity(PLAN, "dgx-h100", 1e12, how=how, checkpoint=10.0, every=every) for every in (None, 20.0, 3600.0))
+    assert (often.checkpoint_interval_s, seldom.checkpoint_interval_s) == (20.0, 3600.0)
+    assert best.elapsed_s < min(often.elapsed_s, seldom.elapsed_s)
+    assert often.lost_s["checkpoints"] > 5 * best.lost_s["checkpoints"] and seldom.lost_s["repeats"] > 2 * best.lost_s["repeats"]
+    for found in (best, often, seldom):
+        assert found.productive_s + sum(found.lost_s.values()) == pytest.approx(found.elapsed_s)
+        assert found.checkpoint_s == 10.0 and "checkpoints" in found.lost_to()
+    with pytest.raises(BadInput, match="every = 0 s must be finite and above zero"):
+        capacity(PLAN, "dgx-h100", 1e9, every=0)
+
+
+def test_a_step_that_waits_for_data_draws_less_than_one_that_works() -> None:
+    """Of the same work; hosts and cooling draw on all the same."""
+    starved = load_plan(PLAN, ("data.workers=1", "data.preprocess=2 s"))
+    fed, slow = (capacity(plan, "dgx-h100", 1e11, how=Reliability(mtbf_gpu=float("inf"))) for plan in (PLAN, starved))
+    assert fed.energy_j and slow.energy_j and slow.elapsed_s > 1.5 * fed.elapsed_s
+    assert slow.energy_j / slow.elapsed_s < 0.9 * fed.energy_j / fed.elapsed_s and slow.energy_j > fed.energy_j
+
+
+def test_nodes_are_rented_whole() -> None:
+    prices = {"dgx-h100": 2.0}
+    half = load_plan(PLAN, ("parallel.dp_replicate=4", "batch.global=32"))
+    whole, part = (
+        capacity(PLAN, "dgx-h100", 1e10, prices=prices),
+        capacity(half, "dgx-h100", 1e10, prices=prices, edits=("ranks_per_node=4",)),
+    )
+    assert whole.money == pytest.approx(whole.gpu_hours * 2) and part.money == pytest.approx(part.gpu_hours * 4)
+
+
 @pytest.mark.no_cover
 def test_an_unsaid_checkpoint_holds_one_copy_of_the_state() -> None:
-    """At 1 GB/s a GPU: what replicas have in common is written once, what is frozen is not."""
+    """Into the store of a node, slower than 1 GB/s a GPU: what replicas have in common is written once, what is frozen is not."""
     for name in ("gpt2-ddp8", "llama2-70b-lora"):
         plan = load_plan(name)
         saved = load_plan(plan, ("output.checkpoint_every=1", "output.checkpoint_mode=sharded"))
         setting = bind(saved, "dgx-h100")
         program = lower(saved, setting.network, setting.framework, "cuda", 1)
         bytes_ = max(op.bytes for ops in program.segments.values() for op in ops if op.id == "output/write")
-        unsaid, said = (capacity(plan, "dgx-h100", 1e11, checkpoint=at).checkpoint_interval_s for at in (None, bytes_ / 1e9))
-        assert unsaid == said
+        unsaid, said = (capacity(plan, "dgx-h100", 1e11, checkpoint=at).checkpoint_interval_s for at in (None, bytes_ * 8 / 4e9))
+        assert unsaid == pytest.approx(said)
         assert bytes_ < setting.network.parameters * (6 / 8 + 0.01)

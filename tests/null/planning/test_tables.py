@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from sim.files.planfile import load_plan
-from sim.planning.capacity.capacity import Capacity, amount, capacity, price_of
+from sim.planning.capacity.capacity import Capacity, amount, capacity
 from sim.planning.capacity.goodput import Reliability
+from sim.planning.capacity.prices import price_of
 from sim.planning.capacity.scaling import Curve, scaling, smallest
 from sim.planning.disturbed.faults import faults
 from sim.planning.disturbed.jobs import jobs

@@ -1,0 +1,82 @@
+"""Prices of GPU-hours by machine, and what a training run costs by them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
+
+from sim.planning.capacity.goodput import Reliability
+from topologies.cluster import parse
+from topologies.errors import BadInput
+from topologies.load import Topology, load_topology
+from topologies.table import read_toml
+
+
+def load_prices(source: Mapping[str, float] | str | Path) -> dict[str, float]:
+    """Money per GPU-hour by machine, from TOML or a mapping: `dgx-h100 = 2.5`; a file of one's own goes by the `name` in it. `"oversubscription=2" =
+    -0.2` is what a change of the machine adds. Raises `BadInput`."""
+    where = "prices" if isinstance(source, Mapping) else f"price file {source}"
+    table: Mapping[str, object] = source if isinstance(source, Mapping) else read_toml(Path(source), "price file")
+    prices = table.get("per_gpu_hour", table)
+    if not isinstance(prices, Mapping):
+        raise BadInput(f"{where}: per_gpu_hour must be a table of prices by machine")
+    for name, price in prices.items():
+        if isinstance(price, bool) or not isinstance(price, (int, float)) or not (-1e12 if "=" in name else 0) <= price < 1e12:
+            raise BadInput(f"{where}: {name} = {str(price)[:40]} is no price per GPU-hour (a number that is not negative)")
+    return {name: float(price) for name, price in prices.items()}
+
+
+def price_of(prices: dict[str, float], on: str, gpus: int = 0, edits: tuple[str, ...] = ()) -> float:
+    """Money per GPU-hour on `on`: the mean over its first `gpus` GPUs (0: all), where it mixes machines, with what prices say that `edits` add.
+
+    Raises `BadInput` where the prices lack one of the machines or what other GPUs add, and where it all costs less than nothing.
+    """
+    for edit in edits:
+        if edit.partition("=")[0].strip() == "gpu" and edit not in prices:
+            raise BadInput(f'no price for {edit}: say what it adds to a GPU-hour of {on}, e.g. "{edit}" = 0.8')
+    found = _machines_price(prices, on, gpus) + sum(prices.get(edit, 0.0) for edit in edits)
+    if found < 0:
+        raise BadInput(f"a GPU-hour of {on} with {', '.join(edits)} would cost {found:.4g}")
+    return found
+
+
+_FREE = ("fail", "slow", "order", "ranks_per_node", "p2p")
+"""What happens to a machine, and how it is used: nobody pays for that."""
+
+
+def unpriced(prices: Container[str] | None, edits: Iterable[str]) -> tuple[str, ...]:
+    """Of `edits`, those that make another machine for which the prices add nothing: a GPU-hour costs what it costs without them."""
+    return tuple(one for one in edits if prices is not None and one not in prices and one.partition("=")[0].strip() not in _FREE)
+
+
+def _machines_price(prices: dict[str, float], on: str, gpus: int) -> float:
+    terms = parse(on)
+    named = {term.name: _priced(term.name, prices) for term in terms}
+    missing = [name for name in named.values() if name not in prices]
+    if missing:
+        raise BadInput(f"no price for {', '.join(missing)}; there are prices for {', '.join(sorted(prices)) or 'nothing'}")
+    if len(named) == 1:
+        return prices[named[terms[0].name]]
+    left, spent, taken = gpus or 1 << 62, 0.0, 0
+    for term in terms:
+        here = min(left, term.count * (term.ranks or load_topology(term.name).ranks_per_node))
+        left, taken, spent = left - here, taken + here, spent + here * prices[named[term.name]]
+    return spent / taken
+
+
+def _priced(name: str, prices: dict[str, float]) -> str:
+    """What a machine is called among prices: as after --on, else as its own file calls it."""
+    if name in prices or not name.endswith(".toml"):
+        return name
+    return str(read_toml(Path(name)).get("name", Path(name).stem))
+
+
+def money(
+    prices: dict[str, float] | None, on: str, hours: float, gpus: int, how: Reliability, topology: Topology, edits: tuple[str, ...]
+) -> float | None:
+    """What so many hours cost; None without prices. Nodes that stand by are paid for as those that work, all the time; without a number of them there is
+    no saying how many. A node of which fewer GPUs are used than it has (`ranks_per_node`, "dgx-h100:4") is rented whole."""
+    whole = len(topology.machine(0).gpus) or topology.ranks_per_node
+    used = topology.ranks_per_node
+    paid = (topology.nodes_of(gpus) * whole if used < whole else gpus) + (how.spares or 0) * whole
+    return None if prices is None else price_of(prices, on, gpus, edits) * hours * paid
