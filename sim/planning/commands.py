@@ -167,6 +167,13 @@ def _reliability(mtbf_gpu: str, mtbf_node: str, restart: str, repair: str, spare
     return Reliability(spares=spares, **times)
 
 
+def _time(text: str, option: str, *units: str) -> float | None:
+    """Seconds of an option that may be left out. Raises `UnitError` that names some `units`."""
+    from topologies.units import duration
+
+    return duration(text, option, units) if text else None
+
+
 def _capacity(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def capacity(
@@ -203,15 +210,14 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         from sim.setting.bind import bind
         from topologies.cluster import parse
         from topologies.load import load_topology
-        from topologies.units import count, duration
+        from topologies.units import count
 
         overrides, edits = split(set_)
         many = [count(text, f"--{name}") if text else None for name, text in (("tokens", tokens), ("dataset", dataset))]
         base, work = load_plan(plan, overrides), planned.amount(many[0], epochs, many[1])
         how = _reliability(mtbf_gpu, mtbf_node, restart, repair, spares)
         options: dict[str, Any] = {"how": how, "seed": seed, "prices": load_prices(prices) if prices else None, "edits": edits}
-        options["checkpoint"] = duration(checkpoint, "--checkpoint", ("s", "min")) if checkpoint else None
-        options["every"] = duration(every, "--checkpoint-every", ("min", "h")) if every else None
+        options |= {"checkpoint": _time(checkpoint, "--checkpoint", "s", "min"), "every": _time(every, "--checkpoint-every", "min", "h")}
         if days is None:
             heeded(desk, bind(base, on, edits))
             found = planned.capacity(base, on, work, **options)
