@@ -167,7 +167,7 @@ def _reliability(mtbf_gpu: str, mtbf_node: str, restart: str, repair: str, spare
     return Reliability(spares=spares, **times)
 
 
-def _time(text: str, option: str, *units: str) -> float | None:
+def _time(text: str, option: str, units: tuple[str, str]) -> float | None:
     """Seconds of an option that may be left out. Raises `UnitError` that names some `units`."""
     from topologies.units import duration
 
@@ -217,7 +217,10 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         base, work = load_plan(plan, overrides), planned.amount(many[0], epochs, many[1])
         how = _reliability(mtbf_gpu, mtbf_node, restart, repair, spares)
         options: dict[str, Any] = {"how": how, "seed": seed, "prices": load_prices(prices) if prices else None, "edits": edits}
-        options |= {"checkpoint": _time(checkpoint, "--checkpoint", "s", "min"), "every": _time(every, "--checkpoint-every", "min", "h")}
+        options |= {
+            "checkpoint": _time(checkpoint, "--checkpoint", ("s", "min")),
+            "every": _time(every, "--checkpoint-every", ("min", "h")),
+        }
         if days is None:
             heeded(desk, bind(base, on, edits))
             found = planned.capacity(base, on, work, **options)
