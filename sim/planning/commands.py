@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sim.plan import Plan
     from sim.planning.capacity.capacity import Capacity
     from sim.planning.capacity.goodput import Reliability
+    from sim.planning.capacity.scaling import Curve
     from sim.planning.explain.explanation import Explanation
 
 
@@ -206,9 +207,8 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         from sim.files.planfile import load_plan
         from sim.planning.capacity import capacity as planned
         from sim.planning.capacity.prices import load_prices
-        from sim.planning.capacity.scaling import Curve, curve_sizes, scaling, smallest
+        from sim.planning.capacity.scaling import smallest
         from sim.setting.bind import bind
-        from topologies.cluster import parse
         from topologies.load import load_topology
         from topologies.units import count
 
@@ -231,12 +231,20 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
             _kept(desk, base, how, found.gpus > load_topology(on, edits).ranks_per_node)
         desk.show((found.to_dict() if as_json else _in_words(found)) | unfit(found, as_json), as_json, "capacity")
         if report:
-            sizes = curve_sizes(base.world)
-            grows = len(parse(on)) == 1  # a mixture has no larger sizes of itself
-            curves = [scaling(base, on, sizes, work, weak=weak, say=_say(desk), **options) if grows else Curve() for weak in (False, True)]
-            desk.say(f"report: {desk.page('capacity', report, plan, found, *curves)}")
+            desk.say(f"report: {desk.page('capacity', report, plan, found, *_curves(desk, base, on, work, options))}")
         if not found.fits:
             raise typer.Exit(3)
+
+
+def _curves(desk: Desk, plan: Plan, on: str, work: float, options: dict[str, Any]) -> list[Curve]:
+    """The same training on larger clusters: with the batch as it is, and with one that grows. A mixture has no larger sizes of itself."""
+    from sim.planning.capacity.scaling import Curve, curve_sizes, scaling
+    from topologies.cluster import parse
+
+    if len(parse(on)) > 1:
+        return [Curve(), Curve()]
+    sizes = curve_sizes(plan.world)
+    return [scaling(plan, on, sizes, work, weak=weak, say=_say(desk), **options) for weak in (False, True)]
 
 
 def _in_words(found: Capacity) -> dict[str, Any]:
