@@ -13,6 +13,9 @@ from sim.planning.capacity.capacity import Capacity
 
 _STRONG, _WEAK, _IDEAL = "#0072B2", "#009E73", "#8a97a6"
 _MISS = "#D55E00"
+_NAMED = {"restarts": "from failures to restarts", "repeats": "steps done again", "checkpoints": "checkpoints"}
+_COLOURS = {"restarts": _MISS, "repeats": "#E69F00", "checkpoints": "#CC79A7"}
+"""Of what is no progress (`Capacity.lost_s`)."""
 _FAR = 5.0
 """The dearest size of a cluster over the cheapest from which on their expense is drawn by decades."""
 
@@ -30,11 +33,11 @@ _UNITS = ((86400, "days"), (3600, "hours"), (1, "seconds"))
 
 
 def days(found: Capacity) -> go.Figure:
-    """One bar: days (hours, seconds of a short run) of progress and of everything else."""
+    """One bar: days (hours, seconds of a short run) of progress, and of all that is none."""
     scale, unit = next((one for one in _UNITS if found.elapsed_s >= 2 * one[0]), _UNITS[-1])
     parts = [
         ("steps that count", found.productive_s, _STRONG),
-        ("checkpoints, failures, restarts", found.elapsed_s - found.productive_s, _MISS),
+        *((_NAMED[name], seconds, _COLOURS[name]) for name, seconds in found.lost_s.items()),
     ]
     figure = go.Figure()
     for name, value, colour in parts:

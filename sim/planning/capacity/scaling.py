@@ -161,9 +161,7 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
     if best is not None:
         closest = f"the fastest was {best.gpus} GPUs with {_shown(best.days, 1)} days"
         if best.gpus == sizes[-1] and 2 * best.gpus <= most:
-            closest += (
-                f"; {plan.global_batch:,} samples a step (batch.global) divide over no more: with a larger batch more GPUs can be used"
-            )
+            closest += f"; {plan.global_batch:,} samples a step (batch.global) divide over no more: with a larger one, e.g. --set batch.global={4 * plan.global_batch}, more GPUs can be used"
     raise BadInput(f"no cluster of up to {most} GPUs of {machine} finishes in {days} days with this plan: {closest}")
 
 
