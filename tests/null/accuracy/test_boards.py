@@ -16,7 +16,7 @@ from topologies.load import load_topology
     ("words", "machine", "gpu"),
     [
         ("H100-SXM5-80GB", "dgx-h100", "h100-sxm"), ("h100_pcie", "h100-pcie-x8", "h100-pcie"), ("H100 NVL", "h100-nvl-x8", "h100-nvl"), ("H200-NVL", "h200-nvl-x8", "h200-nvl"),
-        ("H800", "hgx-h800", "h800-sxm"), ("H20", "dgx-h100", "h20"), ("H200 SXM 141GB", "dgx-h200", "h200-sxm"), ("GH200", "2x alps-gh200:4", "gh200-96gb"), ("MI355X", "mi325x-x8", "mi355x"), ("RTX A6000", "rtx-4090-x8", "rtx-a6000"), ("A30", "a100-pcie-x8", "a30"), ("L40", "l40s-x8", "l40"),
+        ("H800", "hgx-h800", "h800-sxm"), ("H20", "dgx-h100", "h20"), ("H200 SXM 141GB", "dgx-h200", "h200-sxm"), ("GH200", "2x alps-gh200:4", "gh200-96gb"), ("MI355X", "mi355x-x8", "mi355x"), ("RTX A6000", "rtx-4090-x8", "rtx-a6000"), ("A30", "a100-pcie-x8", "a30"), ("L40", "l40s-x8", "l40"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-4090-x8", "rtx-6000-ada"),
         ("NVIDIA A100-SXM4-40GB", "dgx-a100-40gb", "a100-sxm-40gb"), ("A100-40G", "dgx-a100-40gb", "a100-sxm-40gb"), ("a100_40g", "dgx-a100-40gb", "a100-sxm-40gb"), ("A100-PCIE-40GB", "a100-pcie-x8", "a100-pcie-40gb"),
         ("A100 PCIe 80GB", "a100-pcie-x8", "a100-pcie-80gb"), ("A800", "dgx-a100", "a800-sxm-80gb"), ("Tesla V100-SXM2-32GB", "dgx1-v100-32gb", "v100-sxm2-32gb"),
