@@ -21,7 +21,9 @@ def capacity_page(title: str, found: Capacity, strong: Sequence[Capacity] = (), 
     page.cards(_cards(found, unit))
     if not found.fits:
         page.warnings(["This plan does not fit into the memory of one GPU; the figures are what it would take if it did."])
-    page.section("Where the days go", "Progress, and what restarts, steps that failures took back and checkpoints take (median of simulated runs).")
+    page.section(
+        "Where the days go", "Progress, and what restarts, steps that failures took back and checkpoints take (median of simulated runs)."
+    )
     page.figure(days(found))
     curves = [curve for curve in (strong, weak) if len(curve) > 1]
     if curves:
