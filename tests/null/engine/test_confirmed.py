@@ -221,7 +221,10 @@ def test_classes_are_those_of_predict(parallel: dict[str, Any], monkeypatch: pyt
     monkeypatch.setattr("sim.steady.detail.OPS_QUICK", 0)
     setting = bind(_plan(16, **parallel), MACHINE)
     found, split = predict_setting(setting, steps=2, detail=False), split_of(setting)
-    assert split is not None and split.total == pytest.approx(found.step_time_s, rel=1e-9)
+    # Later chunks' gradients leave in one message, beside layers of other chunks: a layer that is one op loses SMs to it for a share of its time, not
+    # from the kernel on in which the message begins.
+    beside = parallel.get("schedule") in ("interleaved", "looped-bfs") and parallel.get("virtual_stages", 1) > 1
+    assert split is not None and split.total == pytest.approx(found.step_time_s, rel=5e-5 if beside else 1e-9)
     ours, theirs = asdict(split), asdict(found.breakdown)
     moved = [ours.pop(name) - theirs.pop(name) for name in ("compute_s", "exposed_comm_s", "host_s")]
     # Where a breadth-first line waits for whole batches of messages, a layer that is one op counts a little of its waiting as bubble.
