@@ -55,7 +55,7 @@ def is_list(steps: list[str], struct: type[msgspec.Struct]) -> bool:
 
 def _incomplete(first: str, given: object, hint: Any, path: str) -> str:
     """Which keys a table needs that it has not."""
-    struct = _struct(hint)
+    struct = struct_of(hint)
     fields = [one for one in msgspec.structs.fields(struct) if one.required] if struct else []
     kinds = typing.get_type_hints(struct, include_extras=True) if struct else {}
     named = [one for one in fields if not isinstance(given, Mapping) or one.encode_name not in given]
@@ -68,7 +68,7 @@ def _field(steps: list[str], struct: type[msgspec.Struct]) -> tuple[Any, object]
     hint: Any = struct
     default: object = None
     for step in steps:
-        table = _struct(hint)
+        table = struct_of(hint)
         if step.isdigit() or step == "...":
             inner = [typing.get_args(_bare(part))[0] for part in _parts(hint) if typing.get_origin(_bare(part)) is tuple]
             hint, default = (inner[0], None) if inner else (None, None)
@@ -81,7 +81,7 @@ def _field(steps: list[str], struct: type[msgspec.Struct]) -> tuple[Any, object]
     return hint, default
 
 
-def _struct(hint: Any) -> type[msgspec.Struct] | None:
+def struct_of(hint: Any) -> type[msgspec.Struct] | None:
     """The struct that a value of this type is, if it is one."""
     return next((part for part in _parts(hint) if isinstance(part, type) and issubclass(part, msgspec.Struct)), None)
 

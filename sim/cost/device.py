@@ -45,6 +45,10 @@ NEAREST = {
 }
 """Architectures by kinship of their matrix units: synchronous mma (sm70-89, sm120), warp-group and tensor memory
 (sm90-107), AMD's. Where kin of the same kind is missing the generation before stands in."""
+TWO_DIES = ("sm100", "sm103", "sm107")
+"""Data-centre Blackwell and Rubin: two dies behind one address space."""
+GROUPED = ("sm90", *TWO_DIES)
+"""Hopper and what came of it: groups of warps issue products, and switches sum (NVLS)."""
 ANY = "sm80"
 """For architectures that nobody listed."""
 

@@ -7,9 +7,10 @@ average under communication (arXiv 2507.03114); NCCL takes about 24 of 108 (A100
 
 from __future__ import annotations
 
+from sim.cost.device import TWO_DIES
 from topologies.hardware import Gpu
 
-CHANNELS = {"sm70": 12, "sm80": 24, "sm90": 24, "sm100": 28, "sm103": 28, "sm107": 28}
+CHANNELS = {"sm70": 12, "sm80": 24, "sm90": 24, **dict.fromkeys(TWO_DIES, 28)}
 """SMs that a collective's kernel holds (facts: channels, SMs, chunks; V100: NCCL 2.x hybrid cube mesh, and sm107 as Blackwell: assumed)."""
 _OTHER = 8
 """PCIe machines: few channels fill the link (assumed)."""

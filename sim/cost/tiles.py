@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from sim.cost.device import GROUPED
 from topologies.hardware import Gpu
 
 
@@ -117,7 +118,7 @@ def gemm_seconds(
         clock = 1.0 - fit.droop * flops / (flops + _POWER_FLOPS)
     rate = peak * fit.peak * clock / gpu.sms
     graded = fit.graded and not training
-    tiles = _graded(m) if graded else TILES + LARGE if gpu.arch in ("sm90", "sm100", "sm103", "sm107") else TILES
+    tiles = _graded(m) if graded else TILES + LARGE if gpu.arch in GROUPED else TILES
     dram = (
         moved / (fit.dram * gpu.bandwidth)
         if moved is not None

@@ -9,18 +9,15 @@ from typing import Any
 import msgspec
 
 from sim.plan import Plan
+from sim.wrongvalue import struct_of
 from topologies.errors import BadInput, UnknownName
-
-
-def _struct_of(annotation: Any) -> type[msgspec.Struct] | None:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct) else None
 
 
 @lru_cache
 def sections(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
     """The keys of a table in a file, with the type of those that are tables themselves."""
     hints = typing.get_type_hints(struct)
-    return {key: _struct_of(hints[name]) for key, name in zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True)}
+    return {key: struct_of(hints[name]) for key, name in zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True)}
 
 
 def check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str, prefix: str = "") -> None:

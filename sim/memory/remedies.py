@@ -28,8 +28,8 @@ def most_sharded(plan: Plan, network: Network, framework: Framework) -> int:
 
 
 def changes(plan: Plan, most: int = 3) -> list[Change]:
-    """Sharding (up to ZeRO level `most`: what the framework takes), selective recomputation (of attention's core, by operator), smaller micro-batches, full recomputation,
-    offloading; then all that a rank can do together; at last more ranks."""
+    """Sharding (up to ZeRO level `most`: what the framework takes), selective recomputation (of attention's core, by operator),
+    smaller micro-batches, full recomputation, offloading; then all that a rank can do together; at last more ranks."""
     found = [*_sharded(plan, most), *_recomputed(plan, "selective"), *_by_operator(plan), *_smaller(plan), *_recomputed(plan, "full")]
     sharded = _sharded(plan, most)[-1:]
     found += [_and(one, again) for one in sharded for again in _recomputed(one.plan, "full")]

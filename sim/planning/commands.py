@@ -161,10 +161,8 @@ def _reliability(mtbf_gpu: str, mtbf_node: str, restart: str, repair: str, spare
         for name, text in {"mtbf_gpu": mtbf_gpu, "mtbf_node": mtbf_node}.items()
         if text
     }
-    if restart:
-        times["restart"] = duration(restart, "--restart", ("s", "min"))
-    if repair:
-        times["repair"] = duration(repair, "--repair", ("h", "d"))
+    said = {"restart": _time(restart, "--restart", ("s", "min")), "repair": _time(repair, "--repair", ("h", "d"))}
+    times |= {name: seconds for name, seconds in said.items() if seconds is not None}
     return Reliability(spares=spares, **times)
 
 
@@ -209,7 +207,6 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         from sim.planning.capacity.prices import load_prices
         from sim.planning.capacity.scaling import smallest
         from sim.setting.bind import bind
-        from topologies.load import load_topology
         from topologies.units import count
 
         overrides, edits = split(set_)
@@ -228,7 +225,7 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
             found = smallest(base, on, work, days, say=desk.say, **options)
         if not as_json:
             _noted(desk, found.unpriced, base.output.checkpoint_every, bool(every))
-            _kept(desk, base, how, found.gpus > load_topology(on, edits).ranks_per_node)
+            _kept(desk, base, how, found.gpus, on, edits)
         desk.show((found.to_dict() if as_json else _in_words(found)) | unfit(found, as_json), as_json, "capacity")
         if report:
             desk.say(f"report: {desk.page('capacity', report, plan, found, *_curves(desk, base, on, work, options))}")
@@ -257,9 +254,12 @@ def _in_words(found: Capacity) -> dict[str, Any]:
     return shown | {"lost_to": found.lost_to(), "days_interval": "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)}
 
 
-def _kept(desk: Desk, plan: Plan, how: Reliability, several: bool) -> None:
+def _kept(desk: Desk, plan: Plan, how: Reliability, gpus: int, on: str, edits: tuple[str, ...]) -> None:
     """Where checkpoints must not lie: on what fails."""
-    if several and plan.output.checkpoint_every and plan.output.checkpoint_to == "disk" and how.spares != 0:
+    from topologies.load import load_topology
+
+    lies = plan.output.checkpoint_every and plan.output.checkpoint_to == "disk" and how.spares != 0
+    if lies and gpus > load_topology(on, edits).ranks_per_node:
         desk.say('note: output.checkpoint_to = "disk": a node that fails takes its part of the checkpoint with it. "store" outlives it')
 
 

@@ -95,14 +95,12 @@ def _unlike(predicted: Trace, measured: Trace) -> Iterator[str]:
     """What the steps of one do that those of the other do not, or far more of."""
     ours, theirs = _counts(predicted), _counts(measured)
     if bool(ours["comm"]) != bool(theirs["comm"]):
-        told = ("holds no collective, and the plan's ranks send", "holds collectives, and the plan's ranks send nothing")[
-            theirs["comm"] > 0
-        ]
-        yield f"the trace {told}: is it of a run on as many GPUs, split the same way?"
+        holds = "collectives, and the plan's ranks send nothing" if theirs["comm"] else "no collective, and the plan's ranks send"
+        yield f"the trace holds {holds}: is it of a run on as many GPUs, split the same way?"
     if not any(span.cls in ("moe", "rnn") for span in predicted.spans) and ours["gemm"] and theirs["gemm"]:
         more = theirs["gemm"] / ours["gemm"]
-        several = len({span.step for span in measured.spans}) == 1 < more  # `_ONE_STEP` says it already
-        if max(more, 1.0 / more) > _OTHERWISE and not several:
+        unmarked = len({span.step for span in measured.spans}) == 1  # several steps as one: `_ONE_STEP` says it already
+        if 1.0 / more > _OTHERWISE or (more > _OTHERWISE and not unmarked):
             yield (
                 f"a step of the trace runs {theirs['gemm']:,.0f} matrix products on a rank, one of the prediction {ours['gemm']:,.0f}: is it of this model, with "
                 "as many layers and micro-batches?"

@@ -32,6 +32,7 @@ class Layer(nn.Module):
         super().__init__()
         self.parallel, self.two_norms, self.rotated = spec.parallel_block, spec.two_norms, rotated
         rate = rate_of(spec, habits)
+        self.fused = habits.linears.fused_projections if spec.fused_qkv is None else spec.fused_qkv
         self.norm1 = _norm(spec) if spec.pre_norms else nn.Identity()
         self._attention(spec, habits, seq, rate if spec.attention_dropout is None else spec.attention_dropout)
         self.post1 = _norm(spec) if spec.post_norms else None
@@ -49,7 +50,6 @@ class Layer(nn.Module):
     def _attention(self, spec: Decoder, habits: Framework, seq: int, rate: float) -> None:
         h, d = spec.hidden, spec.head
         self.heads, self.kv, self.d = spec.heads, spec.kv, d
-        self.fused = habits.linears.fused_projections if spec.fused_qkv is None else spec.fused_qkv
         q, k = spec.heads * d, spec.kv * d
         self.qkv = Linear(h, (q + 2 * k,) if self.fused else (q, k, k), spec.bias if spec.qkv_bias is None else spec.qkv_bias)
         self.whole = spec.qk_norm_whole

@@ -26,7 +26,6 @@ class Latent(Layer):
         assert spec.mla is not None
         h, heads, mla = spec.hidden, spec.heads, spec.mla
         self.mla = mla
-        self.fused = habits.linears.fused_projections if spec.fused_qkv is None else spec.fused_qkv
         self.q_down: nn.Module = nn.Identity()
         self.q_norm: nn.Module = nn.Identity()
         if mla.q_lora:

@@ -117,7 +117,6 @@ class Crossed(decoder.Layer):
     def _attention(self, spec: Decoder, habits: Framework, seq: int, rate: float) -> None:
         h, d = spec.hidden, spec.head
         self.heads, self.kv_heads = spec.heads, spec.kv
-        self.fused = habits.linears.fused_projections if spec.fused_qkv is None else spec.fused_qkv
         q, k = spec.heads * d, spec.kv * d
         self.q, self.q_norm = nn.Linear(h, q, bias=False), make_norm("rmsnorm", d)
         self.kv_proj = Linear(h, (2 * k,) if self.fused else (k, k), False)

@@ -11,6 +11,7 @@ import msgspec
 from sim.cost.collective.algorithms import Choice, all_to_all, collnet, in_switch, message, multicast, pat, ring, tree
 from sim.cost.collective.group import GroupShape
 from sim.cost.collective.rates import PROTOCOLS, bus_factor, params
+from sim.cost.device import GROUPED
 from topologies.errors import Refused, UnknownName
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "barrier")
@@ -113,4 +114,4 @@ def _allowed(protocol: str, shape: GroupShape) -> bool:
 
 
 def _nvls(shape: GroupShape) -> bool:
-    return shape.switched and shape.arch in ("sm90", "sm100", "sm103", "sm107") and shape.local >= int(params()["bandwidth"]["nvls_least"])
+    return shape.switched and shape.arch in GROUPED and shape.local >= int(params()["bandwidth"]["nvls_least"])

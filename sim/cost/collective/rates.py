@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.cost.collective.group import GroupShape
+from sim.cost.device import TWO_DIES
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 
@@ -36,7 +37,7 @@ def scaled(microseconds: float, shape: GroupShape) -> float:
     """
     table = params()["clock"]
     cycles = microseconds * 1e-6 * float(table["reference"]) * 1e9
-    dies = float(table["two_dies"]) if shape.arch in ("sm100", "sm103", "sm107") else 1.0
+    dies = float(table["two_dies"]) if shape.arch in TWO_DIES else 1.0
     return cycles * dies / (shape.clock or float(table["reference"]) * 1e9)
 
 

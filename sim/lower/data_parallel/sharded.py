@@ -1,8 +1,8 @@
 """ZeRO-1 and -2: optimizer state, and gradients, split over `fsdp`.
 
-They send DDP's buckets by reduce_scatter (or all_reduce, where a framework keeps its part of that), and all_gather the updated parameters: after the optimizer, or beside the next
-forward, one bucket ahead of use (Megatron's overlap-param-gather). Hybrid sharding adds an all_reduce of the shards over
-`dp_replicate`. InternEvo's ZeRO-1 gives each rank whole tensors: buckets are all-reduced, owners broadcast.
+They send DDP's buckets by reduce_scatter (or all_reduce, where a framework keeps its part of that), and all_gather the
+updated parameters: after the optimizer, or beside the next forward, one bucket ahead of use (Megatron's
+overlap-param-gather). Hybrid sharding adds an all_reduce of the shards over `dp_replicate`. InternEvo's ZeRO-1 gives each rank whole tensors: buckets are all-reduced, owners broadcast.
 """
 
 from __future__ import annotations

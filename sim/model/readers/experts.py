@@ -62,8 +62,8 @@ def _deepseek(c: Config) -> Fields:
 def _glm_lite(c: Config) -> Fields:
     """GLM-4.7 Flash: DeepSeek-V3's layers, of which `mlp_layer_types` names the first as dense; unsaid: one."""
     kinds = c.tree.get("mlp_layer_types") or ["dense"]
-    dense = [kind == "dense" for kind in kinds] if isinstance(kinds, list) else [False, True]
-    if sorted(dense, reverse=True) != dense:
+    dense = [kind == "dense" for kind in kinds]
+    if not isinstance(kinds, list) or dense != sorted(dense, reverse=True):
         raise Refused(
             f"{c.where}: mlp_layer_types = {str(kinds)[:60]}: dense layers behind others are not described. Let them be the first"
         )

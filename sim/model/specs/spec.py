@@ -22,7 +22,7 @@ from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.recommender import Dlrm
 from sim.model.specs.speech import Wav2Vec, Whisper
 from sim.model.specs.vlm import VisionLanguage
-from sim.wrongvalue import wrong_value
+from sim.wrongvalue import struct_of, wrong_value
 from topologies.errors import BadInput, UnknownName
 
 
@@ -240,7 +240,6 @@ def _check_fields(tree: dict[str, Any], struct: Any, where: str, prefix: str = "
     for key, value in tree.items():
         if key not in fields and not (tagged and key == "family"):
             raise UnknownName("field", prefix + key, [prefix + field for field in (*fields, *(["family"] if tagged else []))], where)
-        hint = hints.get(fields.get(key, ""))
-        inner = next((kind for kind in (hint, *get_args(hint)) if hasattr(kind, "__struct_fields__")), None)
+        inner = struct_of(hints.get(fields.get(key, "")))
         if inner is not None and isinstance(value, dict):
             _check_fields(value, inner, where, f"{prefix}{key}.")

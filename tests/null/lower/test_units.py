@@ -37,6 +37,18 @@ def test_replicas_sum_their_experts_gradients_however_they_are_sharded(zero: int
     assert not [m for m in messages(p) if m[1] == "efsdp"], "nobody to gather them from"
 
 
+WEIGHTS = 12 * 768**2 + 9 * 768
+"""Of a layer's linears in GPT-2, with biases."""
+
+
+def narrowing(framework: str, precision: str, recompute: str) -> Program:
+    """GPT-2 under FSDP."""
+    tree = {"model": "gpt2-124m", "framework": framework, "precision": precision, "memory": {"recompute": recompute}, "parallel": FSDP}
+    found = predict(tree, "dgx-h100").program
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(
     ("framework", "precision", "recompute", "passes"),
     [
@@ -52,13 +64,10 @@ def test_whole_weights_are_made_narrow_where_their_framework_does_so(
     framework: str, precision: str, recompute: str, passes: list[str]
 ) -> None:
     """TransformerEngine's casts read 16 bits of each weight, and write 8 bits both ways; the embedding and the head stay in 16."""
-    tree = {"model": "gpt2-124m", "framework": framework, "precision": precision, "memory": {"recompute": recompute}, "parallel": FSDP}
-    found = predict(tree, "dgx-h100").program
-    assert found is not None
+    found = narrowing(framework, precision, recompute)
     casts = [op for call, op in found.ops(0) if call.step == 1 and op.id.endswith("/L5.quantise")]
     assert sorted(op.id.split("/")[0] for op in casts) == passes
-    weights = 12 * 768**2 + 9 * 768  # with biases
-    assert {(work.read, work.written) for op in casts for work in op.works if isinstance(work, MemoryBound)} <= {(2 * weights, 2 * weights)}
+    assert {(work.read, work.written) for op in casts for work in op.works if isinstance(work, MemoryBound)} <= {(2 * WEIGHTS, 2 * WEIGHTS)}
     assert not [op.id for _, op in found.ops(0) if op.id.endswith(("embed.quantise", "head.quantise", "root.quantise"))]
 
 
@@ -75,24 +84,20 @@ def test_weights_with_scales_of_their_own_are_cast_in_the_way_that_a_pass_reads_
     framework: str, recompute: str, forward: int, backward: int
 ) -> None:
     """torchao: the largest value and a cast in forward and in backward, which makes those of forward again with what it recomputes."""
-    tree = {"model": "gpt2-124m", "framework": framework, "precision": "fp8", "memory": {"recompute": recompute}, "parallel": FSDP}
-    found = predict(tree, "dgx-h100").program
-    assert found is not None
+    found = narrowing(framework, "fp8", recompute)
     casts = {op.id.split("/")[0]: op.works for call, op in found.ops(0) if call.step == 1 and op.id.endswith("/L5.quantise")}
     assert {phase: len(works) for phase, works in casts.items()} == {"fwd": forward, "bwd": backward}
-    weights = 12 * 768**2 + 9 * 768
     assert {(work.read, work.written) for works in casts.values() for work in works if isinstance(work, MemoryBound)} == {
-        (2 * weights, weights), (2 * weights, 0)
+        (2 * WEIGHTS, WEIGHTS), (2 * WEIGHTS, 0)
     }  # fmt: skip
 
 
 def test_shards_that_are_cast_travel_in_8_bits() -> None:
-    tree = {"model": "gpt2-124m", "precision": "fp8", "parallel": FSDP}
-    narrow, wide = (predict(tree | {"framework": name}, "dgx-h100").program for name in ("torchtitan-float8-gather", "torchtitan-2025"))
-    sizes = [{op.id: op.bytes for _, op in p.ops(0) if op.id.endswith("L5.all_gather")} for p in (narrow, wide) if p is not None]
-    weights, all_ = 12 * 768**2 + 9 * 768, 12 * 768**2 + 13 * 768
-    assert set(sizes[0].values()) == {2 * all_ - weights} and set(sizes[1].values()) == {2 * all_}
-    assert narrow is not None and not [op for _, op in narrow.ops(0) if op.id.endswith("quantise")]
+    narrow, wide = (narrowing(name, "fp8", "none") for name in ("torchtitan-float8-gather", "torchtitan-2025"))
+    sizes = [{op.id: op.bytes for _, op in p.ops(0) if op.id.endswith("L5.all_gather")} for p in (narrow, wide)]
+    all_ = WEIGHTS + 4 * 768  # of norms
+    assert set(sizes[0].values()) == {2 * all_ - WEIGHTS} and set(sizes[1].values()) == {2 * all_}
+    assert not [op for _, op in narrow.ops(0) if op.id.endswith("quantise")]
 
 
 def backward(p: Program) -> list[str]:
