@@ -141,6 +141,14 @@ def test_messages_grow_with_size_and_keep_to_their_path(machine: str, nodes: int
     assert size / once <= topology.path(a, b).rate * slack
 
 
+def test_no_message_outruns_the_way_to_the_next_node() -> None:
+    """Of every machine: where a GPU has several NICs, its entry counts them as one of their rates together."""
+    for machine in _gpus():
+        topology = _topology(machine, 2)
+        there = topology.ranks_per_node
+        assert (1 << 30) / message_cost(1 << 30, 0, there, topology).seconds <= topology.path(0, there).rate, machine
+
+
 @pytest.mark.parametrize("machine", ["dgx-h100", "dgx-b300", "gb300-nvl72", "aws-p5", "mi300x-x8"])
 def test_auto_is_the_best_of_all_that_nccl_would_take(machine: str) -> None:
     for nodes in (1, 4):
