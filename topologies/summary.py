@@ -33,7 +33,7 @@ def facts(topology: Topology) -> dict[str, Any]:
         "peak_flops_per_s": dict(device.flops) if isinstance(device, Gpu) else {},
         "sockets": len(machine.sockets),
         "cores": topology.cores(0),
-        "nics": dict(Counter(nic.name for nic in machine.nics.values())),
+        "nics": dict(Counter(nic.name for nic in machine.nics.values() for _ in range(nic.count))),
         "paths": _paths(topology),
         "network": _network(topology.cluster.fabric) if topology.nodes > 1 else None,
     }
