@@ -136,6 +136,10 @@ class Experts(Habits, frozen=True, kw_only=True):
     fused_dispatch: bool = False
     """Tokens are sent once to each rank that holds one of their experts, and land sorted by expert (DeepEP, HybridEP); else each
     token is copied top-k times, exchanged by all_to_all, and sorted again."""
+    own_rows: bool = False
+    """Ranks of tensor parallelism that split an expert permute and exchange rows of their own tokens, and gather what came in; rows are sorted
+    by expert once more, whether or not they travelled (Megatron-Core's MoEAlltoAllTokenDispatcher). Else such ranks gather tokens first, and
+    rows that did not travel are in order. Exchanges with `fused_dispatch` do neither."""
     exchange_overlap: bool = False
     """Tokens travel to their experts beside another micro-batch's kernels (Megatron-Core's overlap_moe_expert_parallel_comm): what the
     step sees of it are the SMs that the exchange holds meanwhile."""

@@ -111,14 +111,19 @@ def _sorted(share: Share, routed: int, local: int, width: int, top_k: int) -> tu
     A token that came once is copied to each of its experts here, and their results are summed before they go back (Megatron-Core's
     _DeepepManager.get_permuted_hidden_states_by_experts, HybridEP's dispatch_with_permute).
     """
-    if share.shape.ep == 1:
+    if share.shape.ep == 1 and not sorts_again(share):
         return (), ()
     all_rows = routed * width * share.e
-    if share.framework.experts.fused_dispatch:
+    if share.shape.ep > 1 and share.framework.experts.fused_dispatch:
         came = round(routed / top_k * different(share.shape.ep, top_k) * width * share.e)
         return (MemoryBound("permute", came, all_rows, share.act),), (MemoryBound("permute", all_rows, came, share.act, routed * width),)
     order = (MemoryBound("permute", all_rows, all_rows, share.act),) if local > 1 else ()
     return order, order
+
+
+def sorts_again(share: Share) -> bool:
+    """Whether or not they travelled (`Experts.own_rows`)."""
+    return share.framework.experts.own_rows and not share.framework.experts.fused_dispatch
 
 
 def _weighted_bias(share: Share, elements: int, local: int) -> tuple[list[Work], list[Work], int]:

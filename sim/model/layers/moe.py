@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sim.model.check import divisible
 from sim.model.layers.activation import GATED, activation, limited
 from sim.model.layers.elementwise import elementwise
-from sim.model.layers.grouped import grouped
+from sim.model.layers.grouped import grouped, sorts_again
 from sim.model.layers.linear import linear, scaled_before
 from sim.model.layers.mlp import mlp
 from sim.model.layers.router import apart as frozen_correction
@@ -42,20 +42,25 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     tokens = rows * (etp if share.shape.sequence_parallel else 1)
     routed = math.ceil(tokens * spec.top_k * (share.shape.capacity or 1.0))
     width = spec.latent or hidden
+    late = etp > 1 and _gathers_rows(share)
+    # Where the rows are gathered, permuting sees this rank's own tokens alone; else those of all ranks that split the experts.
+    permuted = (rows, -(-routed // etp), width, 1) if late else (tokens, routed, width, etp)
     parts = [router(share, rows, hidden, spec)]
     if spec.correction and frozen_correction(share):
         parts.append(correction(spec))
     if spec.latent:
         parts.append(linear(share, "moe.latent_down", hidden, width, rows=rows))
-    parts.append(_permute(share, tokens, routed, width, etp))
+    parts.append(_permute(share, *permuted))
     exchanged = round(rows * _copies(share, spec) * (share.shape.capacity or 1.0) * width * share.e) if share.shape.ep > 1 else 0
     columns = inner * (2 if kind in GATED else 1)
     apart = kind in GATED and not fused and share.framework.experts.stacked
-    parts.append(grouped(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k, 1 + apart))
+    up = grouped(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k, 1 + apart)
+    parts += _dispatched(share, up, routed, width) if late else [up]
     act = activation(share, "moe.act", routed, inner, kind, halves=kind in GATED and not apart)
     parts.append(limited(share, act, routed * inner) if spec.limited else act)
-    parts.append(grouped(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged, spec.top_k))
-    parts.append(_unpermute(share, tokens, routed, width, etp))
+    down = grouped(share, "moe.down", local, routed, inner, width, spec.bias, "ep.combine", exchanged, spec.top_k)
+    parts += _combined(share, down, routed, width) if late else [down]
+    parts.append(_unpermute(share, *permuted))
     if spec.latent:
         parts.append(linear(share, "moe.latent_up", width, hidden, rows=rows))
     if spec.shared:
@@ -63,6 +68,35 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
         parts += [_read_twice(share, first, rows * hidden), *others]
         parts.append(_merge(share, rows, hidden, spec.shared_gate))
     return parts
+
+
+def _gathers_rows(share: Share) -> bool:
+    """With `own_rows` only what comes in by ep is gathered over tp, `top_k` rows of a token; without sequence parallelism all ranks of tp have
+    the same tokens already."""
+    return share.shape.sequence_parallel and sorts_again(share)
+
+
+def _dispatched(share: Share, up: Part, routed: int, width: int) -> list[Part]:
+    """The first product after its exchange over ep, if there is one, and the gathering over tp of what came (and of its routing weights)."""
+    weights = [Part(name="moe.weights.gather", cls="moe", seam="tp.gather", seam_bytes=4 * routed)] if up.seam_weights else []
+    gather = Part(name="moe.gather", cls="moe", seam="tp.gather", seam_bytes=routed * width * share.e)
+    return [*_message(up, "moe.dispatch"), gather, *weights, _local(up)]
+
+
+def _combined(share: Share, down: Part, routed: int, width: int) -> list[Part]:
+    """The last product, its sum over tp, and the exchange that sends each rank its own rows."""
+    scatter = Part(name="moe.scatter", cls="moe", seam="tp.reduce", seam_bytes=routed * width * share.e)
+    return [_local(down), scatter, *_message(down, "moe.combine")]
+
+
+def _message(part: Part, name: str) -> list[Part]:
+    """A part's exchange as a part of its own."""
+    found = Part(name=name, cls="moe", seam=part.seam, seam_bytes=part.seam_bytes, seam_weights=part.seam_weights, seam_counts=part.seam_counts)
+    return [found] if part.seam else []
+
+
+def _local(part: Part) -> Part:
+    return replace(part, seam="", seam_bytes=0, seam_weights=0, seam_counts=0)
 
 
 def _read_twice(share: Share, first: Part, elements: int) -> Part:
@@ -79,7 +113,7 @@ def _copies(share: Share, spec: Moe) -> float:
 
 
 def _permute(share: Share, tokens: int, routed: int, width: int, etp: int) -> Part:
-    """Copies each token into the rows of its experts, `routed` in all. With tensor-parallel experts the tokens are gathered first."""
+    """Copies each token into the rows of its experts, `routed` in all. With `etp` > 1 the tokens are gathered first."""
     e = share.e
     if _travels_once(share, etp):
         return Part(name="moe.permute", cls="moe", saved=8 * routed, reads=_reads(share))
