@@ -78,25 +78,27 @@ def _gathers_rows(share: Share) -> bool:
 
 def _dispatched(share: Share, up: Part, routed: int, width: int) -> list[Part]:
     """The first product after its exchange over ep, if there is one, and the gathering over tp of what came (and of its routing weights)."""
-    weights = [Part(name="moe.weights.gather", cls="moe", seam="tp.gather", seam_bytes=4 * routed)] if up.seam_weights else []
-    gather = Part(name="moe.gather", cls="moe", seam="tp.gather", seam_bytes=routed * width * share.e)
-    return [*_message(up, "moe.dispatch"), gather, *weights, _local(up)]
+    weights = [_over_tp("moe.weights.gather", "tp.gather", 4 * routed)] if up.seam_weights else []
+    return [*_exchange(up, "moe.dispatch"), _over_tp("moe.gather", "tp.gather", routed * width * share.e), *weights, _local(up)]
 
 
 def _combined(share: Share, down: Part, routed: int, width: int) -> list[Part]:
     """The last product, its sum over tp, and the exchange that sends each rank its own rows."""
-    scatter = Part(name="moe.scatter", cls="moe", seam="tp.reduce", seam_bytes=routed * width * share.e)
-    return [_local(down), scatter, *_message(down, "moe.combine")]
+    return [_local(down), _over_tp("moe.scatter", "tp.reduce", routed * width * share.e), *_exchange(down, "moe.combine")]
 
 
-def _message(part: Part, name: str) -> list[Part]:
-    """A part's exchange as a part of its own."""
-    found = Part(name=name, cls="moe", seam=part.seam, seam_bytes=part.seam_bytes, seam_weights=part.seam_weights, seam_counts=part.seam_counts)
+def _over_tp(name: str, seam: Seam, size: int) -> Part:
+    return Part(name=name, cls="moe", seam=seam, seam_bytes=size, modules=0)
+
+
+def _exchange(part: Part, name: str) -> list[Part]:
+    """The exchange before or after a part, without the part."""
+    found = Part(name=name, cls="moe", seam=part.seam, seam_bytes=part.seam_bytes, seam_weights=part.seam_weights, modules=0)
     return [found] if part.seam else []
 
 
 def _local(part: Part) -> Part:
-    return replace(part, seam="", seam_bytes=0, seam_weights=0, seam_counts=0)
+    return replace(part, seam="", seam_bytes=0, seam_weights=0)
 
 
 def _read_twice(share: Share, first: Part, elements: int) -> Part:
