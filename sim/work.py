@@ -211,7 +211,7 @@ class MemoryBound(_Work, tag="memorybound", frozen=True):
 
     what: str
     """add | add_ | copy | cast | cast_transpose | activation | glu | dropout | layernorm | rmsnorm | batchnorm | batchnorm_fused | softmax | rope |
-    embedding | embedding_backward | cross_entropy | permute | transpose | strided | pool | zero | scale | scale_ | norm (of a vector) |
+    embedding | embedding_backward | scatter_add | cross_entropy | permute | transpose | strided | pool | zero | scale | scale_ | norm (of a vector) |
     sgd | adam ...; strided: elementwise, over heads that lie between tokens. As in torch, a name that ends in _ writes over one of what it
     reads, and one that begins with foreach_ goes over lists of tensors."""
     read: int

@@ -135,6 +135,14 @@ def _embedding_backward(s: Site) -> Body:
     return lambda: aten.embedding_dense_backward(g, rows, count, -1, False)
 
 
+def _scatter_add(s: Site) -> Body:
+    """Rows added to as many others, in an order of their own: by atomic operations on a GPU, row by row on a CPU."""
+    count = max(1, s.work.read // s.dtype.itemsize // s.width)
+    added, sums = s.arena.recent(count, s.width, dtype=s.dtype), s.arena.recent(count, s.width, dtype=s.dtype)
+    places = s.arena.indices(count, count)[:, None].expand_as(added)
+    return lambda: sums.scatter_add_(0, places, added)
+
+
 def _side(elements: int) -> int:
     """Of square maps of 16 channels."""
     return max(2, int((elements // 16) ** 0.5))
@@ -170,6 +178,7 @@ KERNELS: dict[str, Callable[[Site], Body]] = {
     "cross_entropy": _cross_entropy,
     "embedding": _embedding,
     "embedding_backward": _embedding_backward,
+    "scatter_add": _scatter_add,
     "pool": _pool,
     "pool_backward": _pool_backward,
 }

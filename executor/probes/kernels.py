@@ -72,6 +72,7 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
         "cross_entropy",
     ):
         yield make(what, 1, 1)
+    yield make("scatter_add", 1, 2)
     for what in ("layernorm_apart", "rmsnorm", "softmax", "embedding"):
         yield make(f"{what}_backward" if what == "embedding" else what, 2, 1)
     yield make("zero", 0, 1)

@@ -40,7 +40,13 @@ _KINDS = {
 }
 _WHAT = {name: what for what, names in _KINDS.items() for name in names.split()}
 _LOOKUPS = {"embedding", "gather", "index", "index_select"}
-_SCATTERS = {"embedding_dense_backward", "index_put", "scatter_add", "index_add"}
+_SCATTERS = {
+    "embedding_dense_backward": "embedding_backward",
+    "index_put": "embedding_backward",
+    "scatter_add": "scatter_add",
+    "index_add": "scatter_add",
+}
+"""The first two sort their indices, the others add by atomic operations."""
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
@@ -144,7 +150,7 @@ def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor]
         added = moved(inputs[-1:]) if plain != "embedding_dense_backward" else moved(inputs[:1])
         table: list[Work] = [MemoryBound("zero", 0, made, dtype)] if plain == "embedding_dense_backward" else []
         table = table or ([] if name.endswith("_") else [MemoryBound("copy", made, made, dtype)])
-        return [*table, MemoryBound("embedding_backward", added + _indices(inputs), 2 * added, dtype, ops)]
+        return [*table, MemoryBound(_SCATTERS[plain], added + _indices(inputs), 2 * added, dtype, ops)]
     if plain in ("slice_backward", "select_backward"):
         return [MemoryBound("zero", 0, made, dtype), MemoryBound("copy", read, read, dtype)]
     if plain == "nll_loss_forward":  # one score of each row

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from executor.training.models.encoder import picked
 from executor.training.models.sight import packed
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.pictures import Pictures, UNet
@@ -61,7 +60,7 @@ def _sentences(spec: Encoder, seq: int, g: Generator) -> Pair:
     ids = torch.randint(0, spec.vocab, (seq,), generator=g)
     if spec.head == "squad":  # the first and the last token of the answer
         return ids, torch.randint(0, seq, (2,), generator=g).sort().values
-    places = torch.randperm(seq, generator=g)[: picked(spec, seq)].sort().values
+    places = torch.randperm(seq, generator=g)[: spec.picked(seq)].sort().values
     words = torch.randint(0, spec.vocab, (len(places),), generator=g)
     following = torch.randint(0, 2, (1,), generator=g) if spec.head == "pretraining" else words[:0]
     return torch.cat((ids, places)), torch.cat((words, following))

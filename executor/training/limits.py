@@ -13,7 +13,7 @@ from sim.plan import Plan
 from sim.schedule import splits
 from sim.schedule.interleaved import makes_rounds
 from sim.schedule.reading import name_of
-from sim.setting.bind import shape_of
+from sim.setting.bind import attention_of, shape_of
 from sim.work import BYTES
 from topologies.errors import Refused
 
@@ -287,6 +287,7 @@ def _check_decoder(plan: Plan, spec: Decoder) -> None:
         "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": 0 < spec.window < seq,
         "packed": spec.packed, "pattern": spec.pattern, "mtp": spec.mtp, "mixers": set(spec.mixers) - {"X", "*"}, "gated_attention": spec.gated_attention,
         "rope_scaled": spec.rope_scaled, "position = alibi": spec.position == "alibi",
+        "capped_scores with attention = flash": spec.capped_scores and attention_of(framework_of(plan), spec) == "flash",
     }  # fmt: skip
     for name, value in asked.items():
         if value:

@@ -66,7 +66,7 @@ ATOMIC = "index_add"
 FAMILY = {
     "layernorm": "layernorm", NORM: "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "batchnorm_fused": "stream", "groupnorm": "stream", "norm": "stream",
     "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute",
-    TRANSPOSE: "permute", "transpose_tiled": "permute", "embedding": "gather", "embedding_backward": "gather",
+    TRANSPOSE: "permute", "transpose_tiled": "permute", "embedding": "gather", "embedding_backward": "gather", "scatter_add": "gather",
     "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", ATOMIC: "gather", "rope": "stream",
     "quantise": "quantise",
 } | dict.fromkeys(OPTIMIZERS, "optimizer")  # fmt: skip

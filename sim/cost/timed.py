@@ -64,7 +64,7 @@ def prices(calibration: Calibration) -> Prices:
 
 
 _NEAREST = {
-    "sqrt": "scale", "strided": "scale", "add_": "add", "scale_": "scale", "softmax_wide": "softmax", "softmax_wide_backward": "softmax_backward",
+    "sqrt": "scale", "scatter_add": "embedding_backward", "strided": "scale", "add_": "add", "scale_": "scale", "softmax_wide": "softmax", "softmax_wide_backward": "softmax_backward",
     WEIGHTS: "reduce", WIDEN: "cast",
 } | {name: one.like for name, one in OPTIMIZERS.items()}  # fmt: skip
 """What stands for a kernel that older calibrations did not measure, or none does."""

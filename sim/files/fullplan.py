@@ -12,7 +12,7 @@ from sim.files.planfile import SIZES, TIMES, toml_value
 from sim.framework.chosen import framework_of, sharding_of
 from sim.framework.framework import Framework
 from sim.plan import Plan
-from sim.setting.bind import model_of, usual_length
+from sim.setting.bind import attention_of, model_of, usual_length
 from sim.wrongvalue import options
 from topologies.errors import SteptwinError
 
@@ -92,7 +92,7 @@ def _unsaid(plan: Plan) -> dict[str, tuple[Any, str]]:
     habit = f"{plan.framework_name}'s default"
     return {
         "seq_len": (_length(plan), "the model's usual length, where it reads sequences"),
-        "attention": (framework.attention.implementation, habit),
+        "attention": (attention_of(framework, model_of(plan)), habit),
         "compile": (framework.compile, habit),
         "cuda_graphs": (framework.cuda_graphs, habit),
         "batch.global": (plan.global_batch, "micro x dp_replicate x dp_shard"),

@@ -19,7 +19,7 @@ def framework_of(plan: Plan) -> Framework:
     said: dict[str, Any] = {"compile": plan.compile, "cuda_graphs": plan.cuda_graphs}
     found = base.but(
         **_said(said),
-        attention=_said({"implementation": plan.attention}),
+        attention=_said({"implementation": plan.attention, "biased": plan.attention}),
         optimizer=_said({"implementation": o.implementation, "clip": o.clip}),
         precision=_dtypes(base, plan.precision),
     )

@@ -16,14 +16,16 @@ class Attention(Habits, frozen=True, kw_only=True):
 
     implementation: Literal["flash", "math"] = "flash"
     """math: written out, whose scores lie in memory."""
+    biased: Literal["flash", "math"] = "flash"
+    """The same of models that add a bias to their scores (ALiBi, T5) or bound them (Gemma 2): transformers writes these out for torch."""
     kernels: Literal["flash1", "triton1", "flash2", "flash3", "cudnn", "math"] = "flash2"
     """Which family of kernels: flash-attention 1 (its port to Triton), 2 or 3, cuDNN's, or math: products and a softmax."""
     fused_rope: bool = False
     fused_softmax: bool = False
+    """Scale + mask + softmax in one kernel, where written out."""
     compiled: bool = True
     """`compile` makes one kernel of what stands between the products, from scores to what was dropped out, in 16 bits; false where the compiler
     ends a kernel at each sum and takes no random numbers (XLA's auto-clustering)."""
-    """Scale + mask + softmax in one kernel, where written out."""
     causal_softmax: bool = False
     """That kernel reads scores below the diagonal alone, writes zeros above it (scaled_upper_triang_masked_softmax)."""
     strided_heads: bool = False
@@ -33,6 +35,10 @@ class Attention(Habits, frozen=True, kw_only=True):
     """Heads are transposed in wide accesses, not value by value."""
     fp8: bool = False
     """In 8 bits too where the linear layers are (TransformerEngine's fp8_dpa)."""
+
+    def of(self, biased: bool) -> Literal["flash", "math"]:
+        """How attention of a model runs whose scores have a bias, or have none."""
+        return self.biased if biased and self.implementation == "flash" else self.implementation
 
 
 class Linears(Habits, frozen=True, kw_only=True):

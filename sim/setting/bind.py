@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -180,7 +180,12 @@ def shape_of(plan: Plan, model: ModelSpec) -> Shape:
 def network_of(plan: Plan, framework: Framework) -> Network:
     """The model on one rank of the plan's split; equal splits share one description."""
     model = model_of(plan)
-    return _described(model, shape_of(plan, model), framework, framework.attention.implementation)
+    return _described(model, shape_of(plan, model), framework, attention_of(framework, model))
+
+
+def attention_of(framework: Framework, model: ModelSpec) -> Literal["flash", "math"]:
+    """flash: in a fused kernel; math: written out, with scores in memory."""
+    return framework.attention.of(getattr(model, "biased_scores", False))
 
 
 @lru_cache(maxsize=512)

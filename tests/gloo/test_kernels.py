@@ -38,7 +38,7 @@ MAIN = {
     "softmax": "_softmax", "softmax_backward": "_softmax_backward_data", "softmax_wide": "_log_softmax",
     "softmax_wide_backward": "_log_softmax_backward_data", "batchnorm": "native_batch_norm",
     "batchnorm_backward": "native_batch_norm_backward", "cross_entropy": "nll_loss_forward", "embedding": "embedding",
-    "embedding_backward": "embedding_dense_backward", "rope": "cat", "strided": "mul", "sgd": "_fused_sgd_", "momentum": "_fused_sgd_",
+    "embedding_backward": "embedding_dense_backward", "scatter_add": "scatter_add_", "rope": "cat", "strided": "mul", "sgd": "_fused_sgd_", "momentum": "_fused_sgd_",
     "adam": "_fused_adam_", "adamw": "_fused_adamw_", "pool": "max_pool2d_with_indices",
     "pool_backward": "max_pool2d_with_indices_backward",
 }  # fmt: skip

@@ -49,6 +49,7 @@ PARTS = {
     "scale1": "attn.scale",
     "scale2": "mlp.scale",
     "logits": "head.logits",
+    "cap": "head.cap",
     "norm": "head.norm",
     "loss": "head.loss",
 }

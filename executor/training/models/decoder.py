@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.training.models.experts import Experts
-from executor.training.models.parts import GATES, Activation, Core, Dropout, Linear, Rotary, make_norm
+from executor.training.models.parts import GATES, Activation, Cap, Core, Dropout, Linear, Rotary, make_norm
 from sim.framework.framework import Framework
 from sim.model.specs.decoder import Decoder
 
@@ -58,7 +58,7 @@ class Layer(nn.Module):
         self.k_norm: nn.Module | None
         self.q_norm, self.k_norm = (make_norm("rmsnorm", width, weight=spec.qk_norm_weight) for width in widths) if widths else (None, None)
         self.rope = Rotary(int(d * spec.rotary), seq) if spec.position == "rope" and self.rotated else None
-        self.core = Core(habits.attention.implementation == "math", dropout=rate)
+        self.core = Core(habits.attention.of(spec.biased_scores) == "math", dropout=rate, capped=spec.capped_scores)
         self.proj = nn.Linear(q, h, bias=spec.bias if spec.proj_bias is None else spec.proj_bias)
 
     def _mlp(self, spec: Decoder, tp: int) -> None:
@@ -157,7 +157,8 @@ class Head(nn.Module):
         super().__init__()
         self.norm = _norm(spec)
         self.logits = nn.Linear(spec.hidden, spec.vocab, bias=spec.head_bias)
+        self.cap = Cap(30.0) if spec.capped_logits else None
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.logits(self.norm(x))
-        return y
+        return y if self.cap is None else self.cap(y)

@@ -50,7 +50,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: EncDec, habits: Framework, causal: bool) -> None:
         super().__init__()
-        self.heads, self.causal, self.math = spec.heads, causal, habits.attention.implementation == "math"
+        self.heads, self.causal, self.math = spec.heads, causal, habits.attention.of(spec.biased_scores) == "math"
         self.scale = 1.0 if spec.relative else (spec.head_dim or spec.hidden // spec.heads) ** -0.5
         self.rate = spec.dropout
 

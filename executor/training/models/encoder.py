@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from executor.training.models.parts import Activation, Core, Dropout, Linear, make_norm
 from sim.framework.framework import Framework
 from sim.model.specs.spec import Encoder, Vit
-
-
-def picked(spec: Encoder, seq: int) -> int:
-    """Masked words of a sequence."""
-    return spec.predictions or math.ceil(0.15 * seq)
 
 
 class Layer(nn.Module):
@@ -97,9 +90,11 @@ class MaskedHead(nn.Module):
 
 
 class Picked(nn.Module):
-    """The rows of the masked words."""
+    """The rows of the masked words; all rows where there are as many places."""
 
     def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        if places.shape[1] == x.shape[1]:
+            return x
         rows = places + torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)[:, None]
         return x.flatten(0, 1).index_select(0, rows.flatten()).view(*places.shape, -1)
 

@@ -62,12 +62,29 @@ class Rotary(nn.Module):
         return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
 
-class Core(nn.Module):
-    """softmax(Q K^T) V, fused or written out. Sequences are whole, so that without `causal` nothing needs a mask; written out, BERT's adds one all the same."""
+def capped(x: Tensor, most: float) -> Tensor:
+    """x where it is small, never beyond `most` (Gemma 2's soft cap)."""
+    return torch.tanh(x / most) * most
 
-    def __init__(self, math: bool, causal: bool = True, mask: bool = False, dropout: float = 0.0) -> None:
+
+class Cap(nn.Module):
+    """`capped` as a part of its own."""
+
+    def __init__(self, most: float) -> None:
         super().__init__()
-        self.math, self.causal, self.mask, self.dropout = math, causal, mask, dropout
+        self.most = most
+
+    def forward(self, x: Tensor) -> Tensor:
+        return capped(x, self.most)
+
+
+class Core(nn.Module):
+    """softmax(Q K^T) V, fused or written out. Sequences are whole, so that without `causal` nothing needs a mask; written out, BERT's adds one all the same,
+    and scores may be `capped`."""
+
+    def __init__(self, math: bool, causal: bool = True, mask: bool = False, dropout: float = 0.0, capped: bool = False) -> None:
+        super().__init__()
+        self.math, self.causal, self.mask, self.dropout, self.capped = math, causal, mask, dropout, capped
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, heads, seq, d), fewer key-value heads allowed; returns (batch, seq, heads x d). `mask` is added to the scores."""
@@ -76,6 +93,8 @@ class Core(nn.Module):
             groups = q.shape[1] // k.shape[1]
             k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            if self.capped:
+                scores = capped(scores, 50.0)
             if mask is not None:
                 scores = scores + mask
             elif self.causal or self.mask:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sim.framework.framework import Framework
 from sim.model.layers.attention import grouped_query
 from sim.model.layers.elementwise import residual
-from sim.model.layers.ends import embedding, logits, loss
+from sim.model.layers.ends import capped_logits, embedding, logits, loss
 from sim.model.layers.linear import casts
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import before, beside, norm
@@ -146,6 +146,7 @@ def _whole_attention(spec: Decoder, share: Share, window: int, *, rotated: bool)
         gated=spec.gated_attention,
         window=window,
         sinks=spec.sinks,
+        capped=spec.capped_scores,
         dropout=_attention_drops(spec, share),
         frozen=spec.lora is not None,
         reread=reread,
@@ -228,5 +229,6 @@ def _head(spec: Decoder, share: Share) -> list[Part]:
     return [
         _norm(spec, share, "head.norm"),
         logits(share, spec.hidden, spec.vocab, tied=spec.tied, bias=spec.head_bias, frozen=spec.lora is not None),
+        *(capped_logits(share, spec.vocab) if spec.capped_logits else []),
         loss(share, spec.vocab),
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from msgspec.structs import replace
 
 from sim.framework.framework import Framework
@@ -53,6 +51,14 @@ def layer_parts(share: Share, hidden: int, heads: int, ffn: int, drops: bool, *,
     return [*attn, joins[0], first, *rest, joins[1], second]
 
 
+def _masked(share: Share, hidden: int, rows: int) -> Part:
+    """The rows of the masked words alone."""
+    size, whole = rows * hidden * share.e, share.rows * hidden * share.e
+    pick: Work = MemoryBound("embedding", size, size, share.act)
+    spread: Work = MemoryBound("scatter_add", size, whole, share.act)
+    return Part(name="head.masked", forward=(pick,), backward=(spread,), cls="embedding")
+
+
 def _head(spec: Encoder, share: Share) -> list[Part]:
     if spec.head == "none":
         return [replace(part, wgrad=()) for part in _pooler(spec, share)]
@@ -61,16 +67,14 @@ def _head(spec: Encoder, share: Share) -> list[Part]:
             linear(share, "head.span", spec.hidden, 2, bias=True, low=False, stream=True, modules=2),
             loss(share, share.shape.seq, rows=2 * share.micro),
         ]
-    rows = share.micro * (spec.predictions or math.ceil(0.15 * share.shape.seq))
-    e = share.e
-    pick: Work = MemoryBound("embedding", rows * spec.hidden * e, rows * spec.hidden * e, share.act)
-    spread: Work = MemoryBound("embedding_backward", rows * spec.hidden * e, share.rows * spec.hidden * e, share.act)
+    picked = spec.picked(share.shape.seq)
+    rows = share.micro * picked
     sentence: list[Part] = []
     if spec.head == "pretraining":
         sentence = [*_pooler(spec, share), linear(share, "head.next", spec.hidden, 2, rows=share.micro, bias=True, low=False)]
     return [
         *sentence,
-        Part(name="head.masked", forward=(pick,), backward=(spread,), cls="embedding"),
+        *([_masked(share, spec.hidden, rows)] if picked < share.shape.seq else []),
         linear(share, "head.transform", spec.hidden, spec.hidden, rows=rows, bias=True, low=False, stream=True),
         activation(share, "head.act", rows, spec.hidden, "gelu"),
         norm(share, "head.norm", rows, spec.hidden, "layernorm", after_residual=False),

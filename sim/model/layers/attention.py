@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.model.layers.activation import sigmoid_gate
-from sim.model.layers.elementwise import dropout_kernels, elementwise, transpose
+from sim.model.layers.elementwise import capping, dropout_kernels, elementwise, transpose
 from sim.model.layers.heads import Heads, split_heads
 from sim.model.layers.linear import linear, operand, quantised, scaled_before
 from sim.model.layers.norm import norm
@@ -27,12 +27,13 @@ def core(
     dropout: bool = False,
     mask: bool = False,
     scale: bool = True,
+    capped: bool = False,
     kv_seq: int = 0,
     reread: int | None = None,
     name: str = "attn.core",
 ) -> Part:
     """softmax(Q K^T) V. Under context parallelism this rank's queries meet all keys; `mask`: an additive mask (BERT);
-    `scale`: scores are divided by the root of the head's size (T5 does without). `reread`: bytes of an element of the
+    `scale`: scores are divided by the root of the head's size (T5 does without); `capped`: a tanh bounds them. `reread`: bytes of an element of the
     result that what reads it keeps; None: a trained linear reads it.
 
     The whole gathered K and V travel (p2p, all_gather), or this rank's Q, K, V change places with heads (all_to_all).
@@ -40,7 +41,7 @@ def core(
     b, s, cp, swap = share.micro, share.seq, share.shape.cp, share.shape.ulysses
     keys = kv_seq or s * cp
     if share.math:
-        part = _written_out(share, heads, keys, name, dropout, causal or mask, scale, causal)
+        part = _written_out(share, heads, keys, name, dropout, causal or mask, scale, causal, capped)
     else:
         work = Attention(
             b, max(1, heads.q // swap), max(1, heads.kv // swap), s * swap, keys, heads.d, heads.dv if heads.dv != heads.d else 0, causal,
@@ -87,7 +88,9 @@ def _qkv_bytes(share: Share, heads: Heads, queries: int, keys: int) -> int:
     return (queries * heads.q * heads.d + keys * heads.kv * (heads.d + heads.dv)) * share.e
 
 
-def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool, masked: bool, scaled: bool, causal: bool) -> Part:
+def _written_out(
+    share: Share, heads: Heads, keys: int, name: str, dropout: bool, masked: bool, scaled: bool, causal: bool, capped: bool
+) -> Part:
     """Attention of separate kernels: 5 a s^2 b bytes kept with dropout (Korthikanti et al. 2022, section 4.1)."""
     b, s, h, dtype = share.micro, share.seq, heads.q, share.core
     scores = b * h * s * keys
@@ -102,6 +105,7 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
     forward.append(Gemm(s, keys, heads.d, dtype, b * h))
     if not (fused or quiet):
         forward += [elementwise("scale", share, scores, e, e)] * scaled
+        forward += capping(share, scores) if capped else []
         forward += [elementwise("add", share, scores, e, e)] * masked
     forward += [elementwise("cast", share, scores, e, es)] * widened
     dropped = dropout * (e + 1) if one else 0  # beside the result, and the mask
@@ -121,13 +125,14 @@ def _written_out(share: Share, heads: Heads, keys: int, name: str, dropout: bool
     backward.append(elementwise("softmax", share, scores, 2 * (read if fused else es) + (dropout and one), es if widened else e, 4.0, rows))
     backward += [elementwise("cast", share, scores, es, e)] * widened
     if not (fused or quiet):
+        backward += capping(share, scores, backward=True) if capped else []
         backward += [elementwise("scale", share, scores, e, e)] * (scaled + (masked and scaled))
     backward += [
         Gemm(s, heads.d, keys, dtype, b * h, "dgrad"),
         Gemm(keys, heads.d, s, dtype, b * h, "dgrad"),
         *_head_copies(share, heads, keys),
     ]
-    square = scores * (es + dropout * (1 + e) + (e if es != e and not dropout else 0))
+    square = scores * (es + dropout * (1 + e) + (e if es != e and not dropout else 0) + capped * (not quiet) * e)
     kept = square + _qkv_bytes(share, heads, b * s, b * keys)
     return Part(
         name=name, forward=tuple(forward), backward=tuple(backward), cls="attention", saved=kept, modules=2, recompute=True, dropped=square
@@ -225,13 +230,14 @@ def grouped_query(
     dropout: bool = False,
     mask: bool = False,
     scale: bool = True,
+    capped: bool = False,
     frozen: bool = False,
     reread: int | None = None,
 ) -> list[Part]:
     """MHA, GQA or MQA from the norm's output to the projection's: qkv, (norms), (rope), core, proj.
 
     `qk_norm` is over each head of queries and keys, or (`qk_whole`) over all of this rank's heads at once; `gated`: the query
-    projection is twice as wide, and the sigmoid of its other half scales the core's output. `reread`: as in `core`.
+    projection is twice as wide, and the sigmoid of its other half scales the core's output. `capped`, `reread`: as in `core`.
     """
     local = split_heads(share, heads, kv, d)
     q, k = local.q * d * (1 + gated), local.kv * d
@@ -252,7 +258,7 @@ def grouped_query(
         parts.append(rope(share, local.q + local.kv, turned, scaled=rope_scaled, passed=d - turned))
     joined = _joined(share, turned, d)
     reread = 0 if joined else share.e if gated else reread
-    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, reread=reread)
+    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, capped=capped, reread=reread)
     middle = replace(middle, forward=(*middle.forward, *[transpose(share, share.rows * local.q * d)] * joined))
     if views and not share.math:  # its view of the values keeps all of that result
         middle = replace(middle, saved=middle.saved + share.rows * share.e * _left(local, bool(turned), qk_norm, qk_whole))

@@ -42,6 +42,12 @@ def transpose(share: Share, n: int) -> MemoryBound:
     return elementwise("transpose_tiled" if share.framework.attention.tiled_transposes else "transpose", share, n, share.e, share.e)
 
 
+def capping(share: Share, elements: int, backward: bool = False) -> list[Work]:
+    """x / c, tanh and its product with c; the result of tanh is kept (transformers, modeling_gemma2.py)."""
+    scale = elementwise("scale", share, elements, share.e, share.e)
+    return [scale, elementwise("activation", share, elements, share.e * (1 + backward), share.e, 8.0), scale]
+
+
 def dropout_kernels(share: Share, n: int, e: int) -> tuple[list[Work], list[Work]]:
     """Dropout of `n` values of `e` bytes, forward and backward: one kernel each with a byte mask, or (`graph_operators`) what tf.nn.dropout is
     made of: random numbers, + keep, floor, x / keep, times the mask in fp32; backward times the mask, / keep."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.model.layers.elementwise import casts, elementwise
+from sim.model.layers.elementwise import capping, casts, elementwise
 from sim.model.layers.linear import linear
 from sim.model.parts import Part
 from sim.model.share import Share
@@ -75,6 +75,15 @@ def logits(
         seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, saved_rows=0 if rows else share.srows,
     )  # fmt: skip
     return replace(part, tensors=part.tensors[1:], matrices=()) if tied else part
+
+
+def capped_logits(share: Share, vocab: int) -> list[Part]:
+    """A tanh bounds this rank's logits; a compiler puts it into the loss."""
+    if share.framework.compile:
+        return []
+    n = share.rows * -(-vocab // share.tp)
+    there, back = capping(share, n), capping(share, n, backward=True)
+    return [Part(name="head.cap", forward=tuple(there), backward=tuple(back), cls="elementwise", saved=n * share.e, modules=0)]
 
 
 def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") -> Part:

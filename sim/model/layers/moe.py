@@ -151,7 +151,7 @@ def _gathered(share: Share, rows: int, width: int) -> Work:
 def _scattered(share: Share, tokens: int, rows: int, width: int) -> tuple[Work, ...]:
     """scatter_add of `rows` to zeros: the zeros, their copy, and each row read and added to what is there."""
     n, size = tokens * width, rows * width * share.e
-    add = MemoryBound("embedding_backward", size + 8 * rows, 2 * size, share.act)
+    add = MemoryBound("scatter_add", size + 8 * rows, 2 * size, share.act)
     return (elementwise("zero", share, n, 0, share.e), elementwise("copy", share, n, share.e, share.e), add)
 
 

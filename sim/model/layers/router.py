@@ -60,7 +60,7 @@ def _sorted(share: Share, rows: int, spec: Moe) -> tuple[list[Work], list[Work]]
     weights back in place, the quotient's rule, and their place among the scores. fp32, indices of 64 bits.
     """
     n, scores = rows * spec.top_k, rows * spec.experts
-    taken, placed = MemoryBound("embedding", 12 * n, 4 * n, "fp32"), MemoryBound("embedding_backward", 12 * n, 8 * n, "fp32")
+    taken, placed = MemoryBound("embedding", 12 * n, 4 * n, "fp32"), MemoryBound("scatter_add", 12 * n, 8 * n, "fp32")
     total: Work = MemoryBound("reduce", 4 * n, 4 * rows, "fp32", float(n), 1, rows)
     quotient: Work = MemoryBound("scale", 4 * n + 4 * rows, 4 * n, "fp32", float(n))
     product: Work = MemoryBound("scale", 8 * n, 4 * n, "fp32", float(n))

@@ -53,9 +53,14 @@ def _gemma(c: Config) -> Fields:
     return fields | {"activation": c.activation("hidden_activation", "hidden_act", gated=True, default="gelu_pytorch_tanh")}
 
 
+_CAPS = (("capped_scores", "attn", 50.0), ("capped_logits", "final", 30.0))
+"""Fields, keys, and what Gemma2Config takes where a file leaves them out."""
+
+
 def _gemma2(c: Config) -> Fields:
     """A norm before and after each mixer; every other layer sees a window."""
-    return _gemma(c) | {"post_norms": True, "window": c.number("sliding_window", default=4096), "window_every": 2}
+    caps = {name: bool(c.tree.get(f"{key}_logit_softcapping", default)) for name, key, default in _CAPS} if c.kind == "gemma2" else {}
+    return _gemma(c) | {"post_norms": True, "window": c.number("sliding_window", default=4096), "window_every": 2} | caps
 
 
 _GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208, "sliding_window": 4096, "sliding_window_pattern": 6}

@@ -28,6 +28,7 @@ def _bert(c: Config) -> Fields:
         "ffn": c.number("intermediate_size"),
         "vocab": c.number("vocab_size"),
         "positions": c.number("max_position_embeddings"),
+        "predictions": c.number("max_position_embeddings"),  # its heads give logits of all tokens, of which the loss leaves most out
         "types": c.number("type_vocab_size", default=2),
         "dropout": c.fraction("hidden_dropout_prob", default=0.1),
         "head": head,
@@ -46,6 +47,7 @@ def _distilbert(c: Config) -> Fields:
         "ffn": c.number("hidden_dim"),
         "vocab": c.number("vocab_size"),
         "positions": c.number("max_position_embeddings"),
+        "predictions": c.number("max_position_embeddings"),
         "types": 0,
         "dropout": c.fraction("dropout", default=0.1),
         "head": "squad" if "QuestionAnswering" in names else "masked",

@@ -136,6 +136,10 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     """A norm before attention and before the MLP."""
     post_norms: bool = False
     """A norm after attention and after the MLP (Grok-1, Gemma 2; OLMo 2 has only these)."""
+    capped_scores: bool = False
+    """A tanh bounds attention's scores (Gemma 2's attn_logit_softcapping)."""
+    capped_logits: bool = False
+    """... and the logits (final_logit_softcapping)."""
     sinks: bool = False
     """One learned sink logit per head (GPT-OSS)."""
     parallel_block: bool = False
@@ -189,6 +193,11 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     @property
     def kv(self) -> int:
         return self.kv_heads or self.heads
+
+    @property
+    def biased_scores(self) -> bool:
+        """Something is done to attention's scores that torch's fused kernels do not do: a bias is added, or a tanh bounds them."""
+        return self.position == "alibi" or self.capped_scores
 
     @property
     def head(self) -> int:

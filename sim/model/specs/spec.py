@@ -7,6 +7,7 @@ a `Network` of one rank's kernels. Sizes are counts of elements; 0 means "as usu
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_type_hints
 
 import msgspec
@@ -55,13 +56,18 @@ class Encoder(Spec, tag="encoder", frozen=True, kw_only=True):
     head: Literal["pretraining", "masked", "squad", "none"] = "pretraining"
     """pretraining: masked words and next sentence; masked: words alone (RoBERTa); squad: two scores a token."""
     predictions: Natural = 0
-    """Masked words per sequence; 0 = 15 %, rounded up."""
+    """Words per sequence that have logits; 0 = 15 %, rounded up (those that are masked), and never more than there are: transformers makes
+    them of all."""
     dropout: Fraction = 0.1
     tied: bool = True
     """The head over masked words uses the embedding's weight."""
 
     def __post_init__(self) -> None:
         check_heads(self.name or "encoder", self.hidden, self.heads)
+
+    def picked(self, seq: int) -> int:
+        """Words of a sequence of `seq` tokens that have logits."""
+        return min(self.predictions or math.ceil(0.15 * seq), seq)
 
     def input_bytes(self, seq: int) -> int:
         """int64 ids, labels, segments and mask."""
@@ -147,6 +153,11 @@ class EncDec(Spec, tag="encdec", frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_heads(self.name or "encdec", self.hidden, self.heads, self.head_dim)
+
+    @property
+    def biased_scores(self) -> bool:
+        """Attention adds a bias to its scores."""
+        return self.relative > 0
 
 
 class TransformerXl(Spec, tag="transformer-xl", frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import math
 from sim.files.overrides import SHORT
 from sim.framework.chosen import framework_of
 from sim.plan import Plan
-from sim.setting.bind import length_of, model_of
+from sim.setting.bind import attention_of, length_of, model_of
 from topologies.errors import BadInput
 from topologies.load import load_topology
 
@@ -56,7 +56,7 @@ def auto_space(plan: Plan, on: str, gpus: int, edits: tuple[str, ...] = ()) -> d
 
 def core_saves(plan: Plan) -> bool:
     """Does recompute = "selective" save memory? Fused attention keeps no scores that its core alone, run again, would save."""
-    return framework_of(plan).attention.implementation == "math" or bool(plan.memory.recompute_modules)
+    return attention_of(framework_of(plan), model_of(plan)) == "math" or bool(plan.memory.recompute_modules)
 
 
 def sensible(model_layers: int, heads: int, gpus: int, per_node: int, experts: int = 0, long: bool = False) -> dict[str, tuple[str, ...]]:
