@@ -12,7 +12,7 @@ from sim.lower.step import lower
 from sim.mesh import AXES, Mesh
 from sim.rules import mesh_of
 from sim.setting.bind import bind
-from sim.work import BYTES
+from sim.work import BYTES, MemoryBound
 from topologies.errors import BadInput, Refused
 
 
@@ -100,6 +100,36 @@ def test_experts_that_tp_splits_are_summed_by_nobody_else() -> None:
     setting = bind(PLAN | {"parallel": {**PLAN["parallel"], "etp": 2}}, "2x dgx-h100")  # type: ignore[dict-item]
     made = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
     assert not [op for ops in made.segments.values() for op in ops if op.group in ("efsdp", "edp") and made.mesh.size(op.group) > 1]
+
+
+@pytest.mark.parametrize("ep", [1, 4])
+def test_megatrons_split_experts_gather_what_has_come_to_them(ep: int) -> None:
+    """Two experts a token: twice the bytes over tp of what torchtitan gathers, and as many over ep, of rows of the rank's own tokens."""
+    sizes = {"dp_shard": 4, "tp": 2, "ep": ep, "etp": 2, "zero": 1}
+    tree = {"model": {"base": "mixtral-8x7b", "layers": 1}, "seq_len": 4096, "batch": {"micro": 1}, "parallel": sizes}
+    found = {}
+    for framework in ("megatron-lm", "torchtitan"):
+        setting = bind({**tree, "framework": framework, "parallel": sizes}, "dgx-h100")
+        made = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+        ops = [op for call, op in made.ops(0) if call.step == 1 and ".moe." in op.id and op.kind == "collective"]
+        found[framework] = {
+            name: sorted(op.bytes for op in ops if (op.group, op.name) == name) for name in {(op.group, op.name) for op in ops}
+        }
+    own, whole = 2 * 4096 * 4096, 2 * 2 * 4096 * 4096
+    mine, theirs = found["megatron-lm"], found["torchtitan"]
+    assert theirs[("tp", "all_gather")] == theirs[("tp", "reduce_scatter")] == [own] * 2
+    assert mine[("tp", "reduce_scatter")][-2:] == [whole] * 2 and mine[("tp", "all_gather")][-2:] == [whole] * 2
+    assert (mine.get(("ep", "all_to_all"), [])[-4:] == [whole // 2] * 4) == (ep > 1)
+
+
+def test_megatrons_experts_sort_rows_again_whether_or_not_they_travelled() -> None:
+    kinds = {}
+    for framework in ("megatron-lm", "pytorch"):
+        tree = {"model": {"base": "mixtral-8x7b", "layers": 1}, "framework": framework, "parallel": {"dp_replicate": 8}}
+        blocks = bind(tree, "dgx-h100").network.blocks
+        works = [work for _, block in blocks for part in block.parts if part.name in ("moe.up", "moe.down") for work in part.forward]
+        kinds[framework] = [work.what for work in works if isinstance(work, MemoryBound)].count("permute")
+    assert kinds == {"megatron-lm": 2, "pytorch": 0}
 
 
 def test_tokens_that_all_ranks_of_tp_hold_go_to_no_whole_experts() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sim.framework.framework import Framework
+from sim.framework.framework import Framework, load_framework
 from sim.model import Shape, describe, load_model
 from sim.model.language.decoder import kind_of
 from sim.model.readers.huggingface import READERS, from_config
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.spec import Encoder
 from tests.null.model.hf_configs import CONFIGS
 from tests.null.model.hf_recent import RECENT
 from topologies.errors import BadInput, Refused, UnknownName
@@ -204,3 +206,23 @@ def test_a_folder_that_is_called_like_a_shipped_model_hides_it_only_with_a_confi
     with pytest.raises(BadInput, match=r"mine/config\.json does not exist"):
         Path("mine").mkdir()
         load_model("mine")
+
+
+@pytest.mark.parametrize("kind", ["roberta-base", "distilbert-base-uncased"])
+def test_transformers_heads_over_words_give_logits_of_all_of_them(kind: str) -> None:
+    """Of a sequence as long as the plan's, of which nothing is picked out first; the papers' own code picks 15 %."""
+    found = from_config(CONFIGS[kind][1], "config.json")
+    assert isinstance(found, Encoder) and found.picked(128) == 128 and found.picked(512) == 512
+    head = describe(found, Shape(micro=2, seq=128), load_framework("pytorch"), "flash").blocks[-1][1]
+    assert "head.masked" not in [part.name for part in head.parts]
+    picks = describe(msgspec.structs.replace(found, predictions=0), Shape(micro=2, seq=128), load_framework("pytorch"), "flash").blocks[-1][
+        1
+    ]
+    assert "head.masked" in [part.name for part in picks.parts] and msgspec.structs.replace(found, predictions=0).picked(128) == 20
+
+
+def test_gemma_2_bounds_what_its_file_says() -> None:
+    said = CONFIGS["gemma-2-9b"][1]
+    without = {**said, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    found = [from_config(tree, "config.json") for tree in (said, without)]
+    assert [(one.capped_scores, one.capped_logits) for one in found if isinstance(one, Decoder)] == [(True, True), (False, False)]
