@@ -19,6 +19,7 @@ mesh = [[0, 1, 4]]            # GPUs 0 and 1 are joined by 4 links; or switch = 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -113,6 +114,7 @@ def _tree_links(table: Table, machine: Machine, tree: Tree) -> dict[str, Link]:
     links: dict[str, Link] = {}
     for child, parent in machine.up.items():
         kind, rate = "pcie", default
+        port = machine.cpu.pcie or math.inf if "cpu" in table and kind_of(parent) in ("socket", "numa", "root") else math.inf
         if child in machine.nics:
             # A NIC has the lanes that its ports need (assumed): an 800G port sits on gen6, four 100G ports on their own slots.
             rate = max(default * machine.nics[child].count, machine.nics[child].rate)
@@ -124,7 +126,9 @@ def _tree_links(table: Table, machine: Machine, tree: Tree) -> dict[str, Link]:
             kind, rate = "numa", _dram(machine, tree)
         elif kind_of(child) == "root":
             # A root complex forwards all its ports at full speed.
-            rate = default * max(1, len(tree.children.get(child, ())))
+            rate, port = min(default, port) * max(1, len(tree.children.get(child, ()))), math.inf
+        if kind == "pcie" and child not in machine.nics:
+            rate = min(rate, port)
         links[f"{child}>{parent}"] = links[f"{parent}>{child}"] = Link(kind, rate, LATENCY[kind])
     for name, gpu in machine.gpus.items():
         rate = gpu.c2c or gpu.pcie or default

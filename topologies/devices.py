@@ -151,7 +151,7 @@ def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
 
 
 def _cpu(data: object, where: str, name: str, base: Cpu | None = None) -> Cpu:
-    table = Table(data, where, ("name", "cores", "clock", "flops", "bandwidth", "memory", "numa", "interconnect", "source"))
+    table = Table(data, where, ("name", "cores", "clock", "flops", "bandwidth", "memory", "numa", "interconnect", "pcie", "source"))
     if base is None and "cores" not in table:
         raise BadInput(f"{where} lacks cores (of one socket)")
     b = base or Cpu(name=name, cores=1)
@@ -165,6 +165,7 @@ def _cpu(data: object, where: str, name: str, base: Cpu | None = None) -> Cpu:
         memory=table.size("memory", b.memory),
         numa=table.whole("numa", b.numa, least=1, most=64),
         interconnect=table.rate("interconnect", b.interconnect),
+        pcie=table.rate("pcie", b.pcie),
         source=table.text("source", b.source),
     )
 

@@ -17,6 +17,7 @@ store.read=2 GB/s  store.total_write=500 GB/s  store.latency=150 ms     what all
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 
 import msgspec
@@ -25,7 +26,7 @@ from topologies import fail
 from topologies.build import P2P, build
 from topologies.cluster import Cluster, Run
 from topologies.devices import gpu
-from topologies.errors import BadInput, UnknownName
+from topologies.errors import BadInput, Refused, UnknownName
 from topologies.fabric import read_fabric
 from topologies.machine import Link, Machine
 from topologies.refit import refit
@@ -196,10 +197,21 @@ def _gpu(cluster: Cluster, key: str, value: str) -> Cluster:
     return cluster.changed(change)
 
 
+_SWITCHED = r"sxm|^(gb|vr)|^h20$"
+"""GPUs on boards that NVSwitches join. (GH200 has links of its own to others, PCIe cards have bridges, AMD's GPUs are a mesh.)"""
+
+
 def _fit_links(machine: Machine, name: str) -> object:
-    """The NVLink table for another GPU: kept where its links suffice, spread over as many chips otherwise."""
+    """The NVLink table for another GPU: kept where its links suffice, spread over as many chips otherwise.
+
+    Raises `Refused` for a GPU that has NVLinks, but is made in no form that NVSwitches take: cards with bridges, AMD's, which are a mesh."""
     links = gpu(name).nvlink_links
     if machine.chips and links:
+        if not re.search(_SWITCHED, name):
+            raise Refused(
+                f"gpu={name}: {machine.name} joins its GPUs by NVSwitches, to which no {name} is connected. Take a machine that has it (steptwin "
+                f"topology list), or put it into one without them, e.g. h100-pcie-x8"
+            )
         chips = len(machine.chips)
         return {"switch": [n for i in range(chips) if (n := links // chips + (i < links % chips))]}
     return machine.document.get("nvlink", {}) if links else {}

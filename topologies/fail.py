@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import msgspec
+import networkx
 
 from topologies.cluster import ON_NODE, Cluster
-from topologies.errors import BadInput, UnknownName
+from topologies.errors import BadInput, Refused, UnknownName
 from topologies.machine import Link, Machine, check
 
 WITHOUT = ("nvswitch", "nvlink", "nic", "p2p", "spine")
@@ -24,7 +25,21 @@ def without(machine: Machine, what: str) -> Machine:
     kept = {n: link for n, link in machine.links.items() if not (_through(n) if what == "nvswitch" else link.kind in ("nvlink", "xgmi"))}
     if len(kept) == len(machine.links):
         raise BadInput(f"without={what}: {machine.name} has no {what}")
-    return check(msgspec.structs.replace(machine, links=kept, chips=()))
+    left = check(msgspec.structs.replace(machine, links=kept, chips=()))
+    _in_one_piece(left, what)
+    return left
+
+
+def _in_one_piece(machine: Machine, what: str) -> None:
+    """Raises `Refused` where GPUs of one machine reach each other over the network alone: trays that only NVSwitches join."""
+    graph = networkx.Graph(link.split(">") for link in machine.links if ">" in link)
+    pieces = [[gpu for gpu in machine.gpus if gpu in piece] for piece in networkx.connected_components(graph)]
+    apart = [piece for piece in pieces if piece]
+    if len(apart) > 1:
+        raise Refused(
+            f"without={what}: nothing else joins the {len(apart)} trays of {machine.name}, which would be disconnected. Take them as "
+            f'nodes: "{len(apart)}x {machine.name}:{len(apart[0])}"'
+        )
 
 
 def _through(link: str) -> bool:

@@ -58,6 +58,8 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     numa: int = 1
     interconnect: float = 0.0
     """Rate to the other socket (UPI, xGMI), one direction."""
+    pcie: float = 0.0
+    """Bytes per second that one of its x16 ports carries, one direction; 0: as much as what is plugged in."""
     source: str = ""
 
     @property

@@ -56,21 +56,31 @@ def across(fabric: Fabric, a: End, b: End) -> tuple[tuple[str, ...], str, bool]:
 
 
 def _leave(a: End, node_b: int, rail: int) -> tuple[Leg, str]:
-    """The sender's way to a NIC, and that NIC: its own on the receiver's rail, or over NVLink another GPU's there (PXN), or its own on another."""
+    """The sender's way to a NIC, and that NIC: its own on the receiver's rail, or over NVLink another GPU's there (PXN; also where that avoids
+    the host's memory, through which a GPU goes whose own NIC has failed), or its own on another."""
     _, site, slot = a
     use = _use(a)
-    own = [nic for nic in use.names if site.rails[nic] == rail]
-    if own:
-        return _near(site, own[0], slot), own[0]
-    if site.machine.gpus:
-        gpu = site.device(slot)
-        owner = site.owner(rail, gpu)
-        if owner is not None:
-            over, out = site.router.leg(gpu, owner[0]), site.router.leg(*owner)
-            assert over is not None and out is not None
-            return Leg(over.links + out.links, "PXN", out.staged), owner[1]
-    nic = use.names[node_b % len(use.names)]
-    return _near(site, nic, slot), nic
+    own = next((nic for nic in use.names if site.rails[nic] == rail), None)
+    nic = own or use.names[node_b % len(use.names)]
+    direct = _near(site, nic, slot)
+    if not site.machine.gpus or (own and not direct.staged):
+        return direct, nic
+    gpu = site.device(slot)
+    beside = _over(site, gpu, rail) if own is None else None
+    if beside is None and direct.staged:
+        beside = _over(site, gpu, site.rails[nic])
+        beside = None if beside is None or beside[0].staged else beside
+    return beside or (direct, nic)
+
+
+def _over(site: Site, gpu: str, rail: int) -> tuple[Leg, str] | None:
+    """Over NVLink to the GPU whose NIC is on the rail, and out there."""
+    owner = site.owner(rail, gpu)
+    if owner is None or owner[0] == gpu:
+        return None
+    over, out = site.router.leg(gpu, owner[0]), site.router.leg(*owner)
+    assert over is not None and out is not None
+    return Leg(over.links + out.links, "PXN", out.staged), owner[1]
 
 
 def _use(end: End) -> NicUse:

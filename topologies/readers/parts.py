@@ -82,9 +82,13 @@ def nic(element: Element, each: int, notes: list[str]) -> object:
 
 
 def assumed_nvlink(key: str, gpus: int, notes: list[str]) -> dict[str, object]:
-    """Files for virtual machines do not show NVLink: SXM parts with more than two in a box have NVSwitches."""
+    """Files for virtual machines do not show NVLink: boards of four SXM parts join every two of them (HGX A100 and H100 4-GPU), larger ones have
+    NVSwitches."""
     links = catalog_gpu(key).nvlink_links
     if gpus <= 2 or "sxm" not in key or key.startswith("v100-sxm2") or links not in pci.SWITCHED:
         return {}
+    if gpus == 4 and links % 3 == 0:
+        notes.append(f"The file tells nothing of NVLink; assumed: {links // 3} links between every two of the four GPUs.")
+        return {"nvlink": {"mesh": "all"}}
     notes.append(f"The file tells nothing of NVLink; assumed: all {links} links of each GPU go to NVSwitches.")
     return {"nvlink": {"switch": list(pci.SWITCHED[links])}}

@@ -106,7 +106,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         intra_links=near.links if near else (),
         member_links=_member_links(topology, inside, near),
         inter_links=found,
-        neighbour_latency=near.latency if near else 0.0,
+        neighbour_latency=_soonest(topology, inside, near),
         network_latency=far.latency if far else 0.0,
         amd=any("epyc" in topology.host(topology.node(kind[0])).name.lower() for kind in kinds),
         staged=any(topology.path(kind[0], other).staged for kind in kinds for other in kind[1:]),
@@ -165,6 +165,13 @@ def _neighbour(topology: Topology, members: list[int]) -> tuple[Path | None, flo
     hops = [path for path in ring if path.kind not in _LINKED] or paths
     halved = len(ring) > 3 and all(path.staged for path in ring)
     return min(hops, key=lambda path: (-path.rate, path.latency)), min(path.rate for path in hops) / (2 if halved else 1)
+
+
+def _soonest(topology: Topology, members: list[int], near: Path | None) -> float:
+    """Latency of a hop; on PCIe the shortest of the ring's, as of the nodes that the constants were fitted on: bridges leave out some of the others."""
+    if near is None or near.kind in _LINKED:
+        return near.latency if near else 0.0
+    return min(path.latency for path in _hops(topology, members))
 
 
 def _nearest(topology: Topology, members: list[int], near: Path | None) -> float:
@@ -235,7 +242,9 @@ def _inter(topology: Topology, members: list[int], siblings: int, beyond: int) -
 
 
 def _inside(topology: Topology, member: int, beyond: int) -> float:
-    """Bytes per second that a rank's node brings from it to its NICs, one direction: the narrowest link before the NIC's own, infinite without."""
+    """Bytes per second that a rank's node brings from it to its NICs, or back: the narrowest link before the NIC's own, infinite without. What goes
+    out may have a better way than what comes in (PXN)."""
     own = f"n{topology.node(member)}/"
-    links = [link for link in topology.path(member, beyond).links if link.startswith(own) and "/nic" not in link]
+    ways = (*topology.path(member, beyond).links, *topology.path(beyond, member).links)
+    links = [link for link in ways if "/nic" not in link and link.startswith(own)]
     return min((topology.rates[link] for link in links), default=math.inf)

@@ -92,7 +92,8 @@ def inner_hop(key: str, at: int, shape: GroupShape) -> float:
     if shape.local > 1:
         typical = float(table["wire_nvlink"]) * len(shape.intra_links) if fabric(shape) == "nvlink" else float(table["wire_pcie"])
         hop = _longer(hop, shape.neighbour_latency, typical)
-    seconds = scaled(hop, shape) if fabric(shape) == "nvlink" else hop * 1e-6
+    # No wire makes up for the cycles that a GPU takes to pass a line on, which NVLink's hop is made of.
+    seconds = scaled(hop, shape) if fabric(shape) == "nvlink" else max(hop * 1e-6, scaled(float(table[f"{key}_nvlink"][at]), shape))
     if shape.nodes == 1 or key == "tree":
         return seconds
     post = float(table["post_amd" if shape.amd else "post_intel"]) * (3.0 if PROTOCOLS[at] == "Simple" else 1.0)

@@ -18,7 +18,7 @@ _STEP = 4
 def collective_table(name: str, largest: str, on: str | Topology, ranks: int | None = None, algorithm: str = "auto") -> dict[str, Any]:
     """Rows of size, time, algbw, busbw and the algorithm chosen, from 8 B to `largest` in steps of 4.
 
-    `ranks`: the first so many of the machine (all where None). Raises `BadInput` for ranks that it does not have, and for no bytes.
+    `ranks`: the first so many of the machine (all where None); a `send` goes from the first of them to the last. Raises `BadInput` for ranks that it does not have, and for no bytes.
     """
     top = size(largest, "--bytes")
     if top < 1:
@@ -31,7 +31,8 @@ def collective_table(name: str, largest: str, on: str | Topology, ranks: int | N
     count = ranks if ranks is not None else topology.gpus
     if not 2 <= count <= topology.gpus:
         raise BadInput(f"--ranks {count}: a collective on {topology.name} has 2 to {topology.gpus} ranks")
-    shape = group_shape(topology, tuple(range(count)))
+    members = (0, count - 1) if name == "send" else tuple(range(count))
+    shape = group_shape(topology, members)
     rows = []
     for bytes_ in _sizes(top):
         choice = best(name, bytes_, shape, algorithm)
@@ -42,12 +43,12 @@ def collective_table(name: str, largest: str, on: str | Topology, ranks: int | N
                 "bytes": bytes_,
                 "time_us": choice.seconds * 1e6,
                 "algbw_GBps": rate / 1e9,
-                "busbw_GBps": rate * bus_factor(name, count) / 1e9,
+                "busbw_GBps": rate * bus_factor(name, len(members)) / 1e9,
                 "algorithm": choice.algorithm,
                 "protocol": choice.protocol,
             }
         )
-    return {"collective": name, "topology": topology.name, "ranks": count, "rows": rows}
+    return {"collective": name, "topology": topology.name, "ranks": len(members), "rows": rows}
 
 
 def _sizes(top: int) -> list[int]:

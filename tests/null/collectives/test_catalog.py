@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cost.collective import best, group_shape, message_cost
+from sim.cost.collective import best, collective_cost, group_shape, message_cost
 from sim.cost.collective.group import GroupShape
 from sim.cost.collective.nccl import ALGORITHMS, NAMES, choices
 from sim.cost.collective.rates import bus_factor
-from topologies.errors import Refused
+from topologies.errors import BadInput, Refused
 from topologies.graph import Topology
 from topologies.load import load_topology, machines
 
@@ -147,6 +147,24 @@ def test_no_message_outruns_the_way_to_the_next_node() -> None:
         topology = _topology(machine, 2)
         there = topology.ranks_per_node
         assert (1 << 30) / message_cost(1 << 30, 0, there, topology).seconds <= topology.path(0, there).rate, machine
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("what", ["nvlink", "nvswitch"])
+def test_no_collective_gains_by_the_loss_of_nvlink(what: str) -> None:
+    """An exchange between two GPUs is left out: its smallest slices go by LL over either, 0.6 us apart."""
+    for machine in _gpus():
+        for nodes in ("", "2x "):
+            whole = load_topology(nodes + machine)
+            try:
+                bare = load_topology(nodes + machine, (f"without={what}",))
+            except BadInput:
+                continue
+            for name, size, count in product(MOVING, (1 << 10, 1 << 16, 1 << 20, 1 << 28), (2, 4, whole.gpus)):
+                if count <= whole.gpus and (name, count) != ("all_to_all", 2):
+                    ranks = tuple(range(count))
+                    with_, lost = (collective_cost(name, size, ranks, topology).seconds for topology in (whole, bare))
+                    assert lost >= with_ / slack, (nodes + machine, name, size, count)
 
 
 @pytest.mark.parametrize("machine", ["dgx-h100", "dgx-b300", "gb300-nvl72", "aws-p5", "mi300x-x8"])

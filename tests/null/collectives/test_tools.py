@@ -9,6 +9,7 @@ import pytest
 from sim.accuracy.collectives.measuring import Tool, algorithm_of, source_of, tool_of
 from sim.accuracy.collectives.timings import _timing, validate_collectives
 from sim.cost.collective import best, collective_cost, group_shape, message_cost
+from sim.cost.collective.table import collective_table
 from sim.cost.host import host_seconds
 from topologies.errors import Refused
 from topologies.load import load_topology
@@ -153,3 +154,11 @@ def test_the_link_of_a_gpu_that_stands_in_is_the_timings() -> None:
     row = {"kind": "all_reduce", "gpus": "8", "message_bytes": str(1 << 30), "time_us": "4000"}
     h100, h20, h800 = (_timing({**row, "gpu": gpu}, "mine.csv").predicted for gpu in ("H100", "H20", "H800"))
     assert h20 == pytest.approx(h100) and h800 > 1.5 * h100
+
+
+def test_a_send_of_the_table_is_one_message() -> None:
+    """From the first rank to the last, by one GPU's NICs: not by all of a node's."""
+    found = collective_table("send", "1 GiB", "2x dgx-h100")
+    topology = load_topology("2x dgx-h100")
+    assert found["ranks"] == 2
+    assert found["rows"][-1]["time_us"] == pytest.approx(1e6 * message_cost(1 << 30, 0, 15, topology).seconds)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Refused
 from topologies.hardware import Gpu
 from topologies.load import Topology, load_topology
 from topologies.unfelt import unfelt
@@ -307,3 +307,32 @@ def test_the_fabric_is_edited_by_the_names_that_a_file_gives_it(edit: str) -> No
     assert split([f"fabric.{edit}"]) == ((), (f"fabric.{edit}",))
     with pytest.raises(BadInput, match=r"unknown edit 'fabric\.slow'"):
         load_topology("dgx-h100", ("fabric.slow=r0:0.5",))
+
+
+@pytest.mark.parametrize("name", ["mi300x", "h100-pcie", "h100-nvl", "a40", "gh200-96gb"])
+def test_no_gpu_is_put_behind_switches_that_it_has_no_form_for(name: str) -> None:
+    with pytest.raises(Refused, match=f"gpu={name}: dgx-h100 joins its GPUs by NVSwitches, to which no {name} is connected"):
+        load_topology("dgx-h100", (f"gpu={name}",))
+    for fits in ("h20", "b200-sxm", "a100-sxm-80gb"):
+        assert load_topology("dgx-h100", (f"gpu={fits}",)).device(0).name == fits
+
+
+def test_trays_that_nvswitches_alone_join_are_no_machine_without_them() -> None:
+    with pytest.raises(Refused, match=r'nothing else joins the 18 trays of gb200-nvl72.*"18x gb200-nvl72:4"'):
+        load_topology("gb200-nvl72", ("without=nvswitch",))
+    assert load_topology("18x gb200-nvl72:4").gpus == 72
+
+
+def test_a_gpu_whose_nic_has_failed_sends_by_its_neighbours() -> None:
+    """PXN where that spares the way through host memory; what it receives comes through there."""
+    healthy, failed = load_topology("2x dgx-h100"), load_topology("2x dgx-h100", ("fail=nic:n0/nic0",))
+    assert (healthy.path(0, 8).kind, failed.path(0, 8).kind) == ("NET", "PXN")
+    assert not failed.path(0, 8).staged and failed.path(8, 0).staged
+    assert failed.path(0, 8).latency < failed.path(8, 0).latency
+
+
+@pytest.mark.parametrize(
+    ("machine", "rate"), [("aws-p5", 25e9), ("gcp-a2", 12.5e9), ("rtx-5090-x4", 25e9), ("dgx-h100", 53e9), ("gb300-nvl72", 360e9)]
+)
+def test_a_cpus_ports_bound_what_hangs_on_them(machine: str, rate: float) -> None:
+    assert load_topology(machine).host_path(0, True).rate == rate

@@ -103,9 +103,9 @@ def test_shifts_do_not_collide_on_spines() -> None:
     assert len(links) == 512 and len(set(links)) == 512
 
 
-def test_domain_of_an_nvl72_cut_open_falls_back_to_the_network() -> None:
-    found = load_topology("gb200-nvl72", ("without=nvswitch",))
-    assert found.path(0, 1).kind == "C2C" and found.path(0, 71).kind == "NET"
+def test_trays_of_an_nvl72_that_are_nodes_of_their_own_meet_over_the_network() -> None:
+    found = load_topology("18x gb200-nvl72:4")
+    assert found.path(0, 1).kind == "NVL" and found.path(0, 4).kind == "NET"
 
 
 def test_cpu_ranks_share_memory_and_take_turns_on_sockets() -> None:

@@ -12,6 +12,7 @@ from topologies.errors import BadInput
 from topologies.load import Topology, load_topology
 from topologies.readers import LARGEST, read_file, read_text
 from topologies.readers.dump import dump
+from topologies.readers.parts import assumed_nvlink
 from topologies.table import parse_toml
 
 SHARED = Path(__file__).parents[4] / "shared" / "topo_samples"
@@ -333,3 +334,9 @@ VALUES = st.text(max_size=20) | st.integers(-5, 5) | st.booleans() | st.lists(st
 )
 def test_toml_comes_back(document: dict[str, object]) -> None:
     assert parse_toml(dump(document, ["a note\nin two lines"]), "x") == document
+
+
+@pytest.mark.parametrize(("gpus", "table"), [(4, {"mesh": "all"}), (8, {"switch": [2] * 6}), (2, {})])
+def test_boards_of_four_sxm_parts_have_no_switches(gpus: int, table: dict[str, object]) -> None:
+    found = assumed_nvlink("a100-sxm-80gb", gpus, notes := [])
+    assert found == ({"nvlink": table} if table else {}) and len(notes) == bool(table)
