@@ -136,9 +136,10 @@ def _gather(job: Job, stored: list[Stored]) -> list[Op]:
 def _to_host(job: Job, size: int) -> list[Op]:
     if not size:
         return []
-    # torch.save copies each storage by itself into memory that is not pinned (torch/serialization.py: storage.cpu()).
-    how = "pageable" if job.plan.output.checkpoint_mode == "full" else "pinned"
-    return [*order(job, "output/state", COMPUTE, D2H), Op("output/d2h", "copy", D2H, bytes=size, how=how, cls=CLS, blocking=True)]
+    # Into memory that is not pinned: torch.save copies each storage by itself (torch/serialization.py: storage.cpu()), so does the writer of
+    # sharded checkpoints (distributed/checkpoint/filesystem.py: tensor.to("cpu")), and async_save stages so unless told (state_dict_saver.py:
+    # StagingOptions(False, False, False, False)).
+    return [*order(job, "output/state", COMPUTE, D2H), Op("output/d2h", "copy", D2H, bytes=size, how="pageable", cls=CLS, blocking=True)]
 
 
 def _write(job: Job, size: int, lane: str) -> Op:

@@ -152,7 +152,7 @@ def test_checkpoints_stop_training_while_they_are_written(mode: str, written: in
     sizes = {op.bytes for ops in p.segments.values() for op in ops if op.id == "output/write"}
     assert sizes == {written}
     copies = {op.how for ops in p.segments.values() for op in ops if op.id == "output/d2h"}
-    assert copies == {"pageable" if mode == "full" else "pinned"}, "torch.save copies into what is not pinned"
+    assert copies == {"pageable"}, "neither torch.save nor the writer of shards copies into what is pinned"
     trace = simulate(p, Constant())
     assert step_times(trace)[1] > step_times(trace)[0]
     if mode == "full":
