@@ -174,7 +174,7 @@ class Data(_Section, frozen=True, kw_only=True):
     workers: Natural = 0
     """Loader processes per rank; 0: the training process loads."""
     sample: int = 0
-    """Bytes read per sample; 0: tokens only (8 bytes per token)."""
+    """Bytes read per sample; 0: as many as it has on the device (tokens of 8 bytes, pictures of fp32)."""
     preprocess: float = 0.0
     """CPU seconds per sample on one core."""
     prefetch: Count = 2

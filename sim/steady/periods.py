@@ -15,6 +15,7 @@ from sim.setting.bind import Setting
 from sim.setting.program import program_for
 from sim.steady.detail import STEPS
 from sim.steady.settled import loader_seconds, stored
+from sim.steady.whole import drifting, locally, whole
 from sim.timeline import asynchrony
 from sim.timeline.metrics import Breakdown, breakdown, step_time
 from sim.trace import Trace
@@ -25,7 +26,7 @@ LONG = 24
 
 def varies(plan: Plan) -> bool:
     """Do the plan's steps differ from each other?"""
-    return plan.asynchronous or (plan.update.mode == "local" and plan.update.every > 1)
+    return plan.asynchronous or locally(plan)
 
 
 NEVER = 1 << 40
@@ -46,7 +47,7 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int) -> Breakdown:
     """What a mean step is spent on; it sums to its seconds. `steps` are simulated, more for "async".
 
     Of local updates a step with averaging counts one `every`-th, a step without for the rest: one step alone would be either, by whether
-    `every` happens to divide the number of simulated steps.
+    `every` happens to divide the number of simulated steps. Where some ranks are slower, a whole period says how long they take together.
     """
     if setting.plan.asynchronous:
         return asynchrony.mean_step(_trace(setting, setting.plan, pricer, LONG))
@@ -57,6 +58,10 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int) -> Breakdown:
         times.append(found.total)
         for name in split:
             split[name] += weight * getattr(found, name)
+    exact = whole(setting, pricer, Output()) if drifting(setting.plan) else None
+    if exact is not None:
+        stretch = exact / sum(split.values())
+        return Breakdown(**{name: seconds * stretch for name, seconds in split.items()})
     saved = evened(setting, pricer, times, lambda one: step_time(_trace(one, one.plan, pricer, steps))).saved
     stalled = min(saved, split["data_s"])
     split["data_s"] -= stalled
@@ -79,6 +84,10 @@ def on_path(setting: Setting, pricer: Pricer, step: float, steps: int, detail: b
         found = kinds(setting.plan)
         times = [seconds(msgspec.structs.replace(setting, plan=plan)) for plan, _ in found]
         weights = evened(setting, pricer, times, seconds).weights or tuple(share for _, share in found)
+        if drifting(setting.plan):  # who drifts apart takes neither as long as if all averaged in each step nor as if none ever did
+            weights = tuple(
+                weight * step / sum(weight * seconds for weight, seconds in zip(weights, times, strict=False)) for weight in weights
+            )
     return [(weight, trace) for weight, trace in zip(weights, traces, strict=False) if weight]
 
 

@@ -19,6 +19,7 @@ from sim.setting.program import program_for
 from sim.steady.detail import STEPS, apart, simulated_ops
 from sim.steady.periods import LONG
 from sim.steady.settled import Steps, until_settled
+from sim.steady.whole import together, whole
 from sim.timeline import asynchrony, metrics
 from sim.timeline.syncs import SyncPoint, spread, sync_points
 from sim.trace import Trace
@@ -49,7 +50,9 @@ _SYNCS = {"log_every": "output/loss", "item_every": "output/item", "print_every"
 
 def output_seconds(setting: Setting, pricer: Pricer, step: float, points: list[SyncPoint]) -> float:
     """Mean seconds per step that logging, syncs and checkpoints add to a mean step of `step` seconds: each is simulated on every step, then
-    spread. What comes after one and the same step waits for the device together. Their sync points are added to `points`."""
+    spread. What comes after one and the same step waits for the device together. Their sync points are added to `points`.
+
+    Of what waits beside a checkpoint, or in steps that differ, a short period says how long it takes."""
     output = setting.plan.output
     if not output.periods:
         return 0.0
@@ -80,7 +83,8 @@ def output_seconds(setting: Setting, pricer: Pricer, step: float, points: list[S
         run = loud(frozenset(["checkpoint_every"]))
         held_up = _held_up(setting, pricer, run.step, run.step - without, step)
         added += _saved(points, known, run, output.checkpoint_every, step, *held_up)
-    return added
+    exact = whole(setting, pricer, output) if together(setting.plan) else None
+    return max(0.0, added if exact is None else exact - step)
 
 
 def shares(every: dict[str, int]) -> dict[frozenset[str], float]:
@@ -123,7 +127,9 @@ def _held_up(setting: Setting, pricer: Pricer, saving: float, longer: float, ste
     if stall > _FED * step:
         adds = _made_up(setting, pricer, step, stall)
     else:
-        adds = _once(setting, pricer, _AFTER - 1)[0] if beside else longer
+        # A stock of batches, however small, makes up for some of it, unless it is used up by one step after the other.
+        seldom = beside or (setting.plan.data.workers and setting.plan.output.checkpoint_every > 1)
+        adds = _once(setting, pricer, _AFTER - 1)[0] if seldom else longer
     return max(0.0, adds), saving if beside else 0.0
 
 
