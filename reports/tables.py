@@ -101,6 +101,7 @@ def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
     console.print(split)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in value["sources"].items() if share > 0)
     console.print(f"costs rest on: {shares}")
+    console.print(f"numbers: {value['numbers']}")
     if value["does_not_fit"]:
         missing = value["does_not_fit"]
         console.print(f"does not fit: needs {gib(missing['needed'])}, has {gib(missing['available'])}")

@@ -145,9 +145,9 @@ def _slow(cluster: Cluster, key: str, value: str) -> Cluster:
         number, speed = int(who[1:]), float(factor.rstrip("x"))
     except ValueError:
         number, speed = -1, 0.0
-    if not colon or who[:1] not in ("r", "n") or number < 0 or not 1e-3 <= speed <= 10:
+    if not colon or who[:1] not in ("r", "n") or number < 0 or not 1e-3 <= speed <= 1:
         raise BadInput(
-            f"slow={value[:40]}: write slow=r3:0.8 (rank 3 at 0.8 of full speed, 0.001 to 10) or slow=n2:0.8 (all ranks of node 2)"
+            f"slow={value[:40]}: write slow=r3:0.8 (rank 3 at 0.8 of full speed, 0.001 to 1) or slow=n2:0.8 (all ranks of node 2)"
         )
     if number >= (cluster.ranks if who[0] == "r" else cluster.nodes):
         raise BadInput(f"slow={value[:40]}: {cluster.name} has {cluster.ranks} ranks on {cluster.nodes} nodes, counted from 0")

@@ -194,7 +194,9 @@ def _parts(summary: Mapping[str, Any]) -> str:
     """What the memory is, largest first."""
     found = summary.get("memory") or {}
     sizes = {name: value for name, value in found.items() if name not in ("stage", "remedies") and isinstance(value, int) and value > 0}
-    return ", ".join(f"{name} {gib(value)}" for name, value in sorted(sizes.items(), key=lambda pair: -pair[1])) + "." if sizes else ""
+    parts = ", ".join(f"{name} {gib(value)}" for name, value in sorted(sizes.items(), key=lambda pair: -pair[1])) + "." if sizes else ""
+    said = summary.get("numbers") or ""
+    return f"{parts} {said[:1].upper()}{said[1:]}." if said else parts
 
 
 def _links(page: Page, scene: Scene, step: float) -> None:

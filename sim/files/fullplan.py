@@ -11,6 +11,7 @@ import msgspec
 from sim.files.planfile import SIZES, TIMES, toml_value
 from sim.framework.chosen import framework_of, sharding_of
 from sim.framework.framework import Framework
+from sim.model import ModelSpec
 from sim.plan import Plan
 from sim.setting.bind import attention_of, model_of, usual_length
 from sim.wrongvalue import options
@@ -87,12 +88,12 @@ def _allowed(struct: type[msgspec.Struct], key: str) -> tuple[str | int, ...]:
 
 def _unsaid(plan: Plan) -> dict[str, tuple[Any, str]]:
     """Keys that may be left open: what each comes to here (None where that is no value of one key), and why."""
-    framework, p = framework_of(plan), plan.parallel
+    framework, p, model = framework_of(plan), plan.parallel, _model(plan)
     zero, _ = sharding_of(plan, framework)
     habit = f"{plan.framework_name}'s default"
     return {
-        "seq_len": (_length(plan), "the model's usual length, where it reads sequences"),
-        "attention": (attention_of(framework, model_of(plan)), habit),
+        "seq_len": (model and usual_length(model), "the model's usual length, where it reads sequences"),
+        "attention": (model and attention_of(framework, model), habit),
         "compile": (framework.compile, habit),
         "cuda_graphs": (framework.cuda_graphs, habit),
         "batch.global": (plan.global_batch, "micro x dp_replicate x dp_shard"),
@@ -118,9 +119,9 @@ def _buckets(framework: Framework) -> str:
     return "DDP's 25 MiB, and 1 MiB for the first"
 
 
-def _length(plan: Plan) -> int | None:
+def _model(plan: Plan) -> ModelSpec | None:
     """None for a model whose file is not here: a plan can be shown without it."""
     try:
-        return usual_length(model_of(plan))
+        return model_of(plan)
     except SteptwinError:
         return None

@@ -23,8 +23,16 @@ _WIDEST = 2.0
 
 
 def slowness(plan: Plan) -> Callable[[int], float]:
-    """Rank -> factor on all its compute. Raises `BadInput` for words that cannot be read or ranks that do not exist."""
-    return _by_rank(table(plan.noise.stragglers, "noise.stragglers", plan.world, plan.seed))
+    """Rank -> factor on all its compute. Raises `BadInput` for words that cannot be read, ranks that do not exist, and factors below 1 that somebody
+    wrote: whoever means a share of full speed would get a faster rank."""
+    text = plan.noise.stragglers
+    found = table(text, "noise.stragglers", plan.world, plan.seed)
+    fast = min(found, key=lambda rank: found[rank], default=0)
+    if found.get(fast, 1.0) < 1.0 and not _DRAWN.match(text.strip()):
+        raise BadInput(
+            f"noise.stragglers = '{text}': r{fast} would be faster. Write how many times as long it takes, 1x or more (1.25x: at 0.8 of full speed)"
+        )
+    return _by_rank(found)
 
 
 def loads(plan: Plan) -> Callable[[int], float]:

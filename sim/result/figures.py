@@ -8,6 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from sim.files.machinefile import machine_words
+from sim.memory.numbers import numbers
 from sim.memory.remedies import most_sharded, of_sequences
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.program import Program
@@ -94,6 +95,7 @@ def figures(
         flops_per_step=setting.flops,
         peak_memory_bytes=report.peak,
         memory=report,
+        numbers=numbers(plan, setting.framework),
         fits=fit is None,
         does_not_fit=fit,
         breakdown=split,

@@ -44,6 +44,8 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
     """Of the fullest rank, allocator and context included."""
     memory: MemoryReport
     """What it is made of, in bytes."""
+    numbers: str = ""
+    """In which numbers weights, gradients and moments are kept, in words (`sim.memory.numbers`)."""
     fits: bool
     does_not_fit: DoesNotFit | None
     """Where it does not: bytes needed and available, and changes that would make it fit."""
@@ -100,6 +102,7 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
             "model": {"name": self.plan.model_name, "parameters": self.parameters, "flops_per_step": self.flops_per_step},
             "peak_memory_bytes": self.peak_memory_bytes,
             "memory": msgspec.to_builtins(self.memory),
+            "numbers": self.numbers,
             "fits": self.fits,
             "does_not_fit": msgspec.to_builtins(self.does_not_fit),
             "breakdown": asdict(self.breakdown),
@@ -136,6 +139,7 @@ def brief(found: Prediction) -> str:
         ("throughput", f"{rate:,.0f} {found.unit}/s, {rate / found.gpus:,.0f} {found.unit}/s per {device}"),
         ("model FLOPs", f"{flops} per {device}" + ("" if found.mfu is None else f", MFU {found.mfu:.1%}")),
         ("peak memory", f"{show_size(found.peak_memory_bytes)} per {device}, {'fits' if found.fits else 'DOES NOT FIT'}"),
+        ("numbers", found.numbers),
         ("the step", _shares({_word(name): value for name, value in asdict(found.breakdown).items()}, found.step_time_s)),
         ("costs", _shares(found.sources, 1.0)),
     ]

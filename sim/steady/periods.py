@@ -58,7 +58,7 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int) -> Breakdown:
         times.append(found.total)
         for name in split:
             split[name] += weight * getattr(found, name)
-    exact = whole(setting, pricer, Output()) if drifting(setting.plan) else None
+    exact = over_period(setting, pricer)
     if exact is not None:
         stretch = exact / sum(split.values())
         return Breakdown(**{name: seconds * stretch for name, seconds in split.items()})
@@ -67,6 +67,12 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int) -> Breakdown:
     split["data_s"] -= stalled
     split["host_s"] -= saved - stalled  # who waits in vain for a batch may launch late, too
     return Breakdown(**split)
+
+
+def over_period(setting: Setting, pricer: Pricer) -> float | None:
+    """Seconds of a mean step without output where ranks of local updates drift apart, over a whole period; None for others, and where that is too
+    long."""
+    return whole(setting, pricer, Output()) if drifting(setting.plan) else None
 
 
 def on_path(setting: Setting, pricer: Pricer, step: float, steps: int, detail: bool) -> list[tuple[float, Trace]]:

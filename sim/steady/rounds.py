@@ -21,7 +21,7 @@ from sim.schedule import puts_off
 from sim.schedule.reading import name_of
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
-from sim.steady.periods import LONG, evened, kinds, mean_step
+from sim.steady.periods import LONG, evened, kinds, mean_step, over_period
 from sim.steady.shortened import Run, reads_itself, round_of, warm_of
 
 _EQUAL = 1e-3
@@ -64,7 +64,11 @@ def _mean(setting: Setting, step: Callable[[Setting], float]) -> float:
         found = kinds(setting.plan)
         times = [step(msgspec.structs.replace(setting, plan=plan)) for plan, _ in found]
         mean = sum(share * seconds for seconds, (_, share) in zip(times, found, strict=True))
-        return mean - evened(setting, pricer_for(setting), times, step).saved if len(times) > 1 else mean
+        if len(times) == 1:
+            return mean
+        pricer = pricer_for(setting)
+        drifted = over_period(setting, pricer)
+        return mean - evened(setting, pricer, times, step).saved if drifted is None else drifted
 
 
 def _confirmed(setting: Setting) -> float:

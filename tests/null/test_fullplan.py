@@ -42,6 +42,11 @@ def test_any_plan_is_shown_as_itself(plan: Plan) -> None:
     assert load_plan(tomllib.loads(full_plan(plan))) == plan == load_plan(full_tree(plan))
 
 
+def test_a_plan_whose_model_is_not_here_is_shown() -> None:
+    plan = Plan(model="elsewhere/config.json")
+    assert load_plan(tomllib.loads(full_plan(plan))) == plan
+
+
 def test_every_key_is_there_said_or_in_a_comment() -> None:
     text = full_plan(Plan(model="llama3-8b"))
     for section, values in full_tree(Plan(model="llama3-8b")).items():

@@ -109,6 +109,8 @@ class Predict(Said, frozen=True, kw_only=True):
     model: ModelFigures
     peak_memory_bytes: int
     memory: Memory
+    numbers: str
+    """In which numbers weights, gradients and moments are kept, in words."""
     fits: bool
     does_not_fit: Missing | None
     breakdown: Parts

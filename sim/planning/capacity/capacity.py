@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from sim.cost.place import SAVED
 from sim.files.machinefile import machine_words
 from sim.lower.output import WRITE
 from sim.plan import Output, Plan
@@ -142,7 +143,7 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     """Trains `tokens` tokens (samples for models without a sequence) with `plan` on `on`, after `edits` of it ("link.nvlink.rate=200 GB/s").
 
     `checkpoint` is the stall of one checkpoint in seconds; unsaid: what the plan's own [output] stalls for, or else the sharded state written
-    to the shared store (at 1 GB/s per GPU at most, assumed). How often checkpoints are made is found here (Daly's interval, or as often as
+    to the shared store (by one thread for each GPU: `sim.cost.place.SAVED`). How often checkpoints are made is found here (Daly's interval, or as often as
     asynchronous ones can be written or loaders make up for them), whatever the plan says, or `every` so many seconds.
     Raises `BadInput` when prices are given but not for this machine, and for tokens or a checkpoint that cannot be.
     """
@@ -228,18 +229,14 @@ def _added(setting: Setting, step: float, every: int) -> float:
     return every * max(0.0, _saving(setting, every) - step)
 
 
-_RATE = 1e9
-"""Bytes per second at which a GPU hands on its part of a checkpoint at most, where the plan does not say where to (assumed)."""
-
-
 def _written(setting: Setting) -> float:
-    """Seconds of a sharded checkpoint, by the slowest of what it passes: each GPU, a node's link to the shared store, the store itself."""
+    """Seconds of a sharded checkpoint, by the slowest of what it passes: the thread of each GPU that writes it, a node's link to the shared store, the store itself."""
     part, topology = _shard(setting), setting.topology
     store, ranks = topology.store(0), setting.plan.world
     if store is None:
-        return part / _RATE
+        return part / SAVED
     nodes = topology.nodes_of(ranks)
-    return max(part / _RATE, part * min(ranks, topology.ranks_per_node) / store.write, part * ranks / store.total(True, nodes))
+    return max(part / SAVED, part * min(ranks, topology.ranks_per_node) / store.write, part * ranks / store.total(True, nodes))
 
 
 def _shard(setting: Setting) -> int:

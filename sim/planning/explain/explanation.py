@@ -102,9 +102,11 @@ def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Exp
     for kind in KINDS:
         found.append(studied.of_kind(kind))
         progress.more()
-    verdict = _verdict(min(found, key=lambda s: s.infinitely_fast), studied)
+    verdict = _verdict(sorted(found, key=lambda s: s.infinitely_fast), studied)
     for kind in links:
         one = studied.of_links(kind)
+        if one is None and kind == "net" and setting.topology.nodes_of(setting.plan.world) > 1:
+            one = Sensitivity("net links", studied.step, 0.0)  # that a network of several nodes changes nothing is an answer, too
         found += [one] if one is not None else []
         progress.more()
     found.sort(key=lambda s: s.infinitely_fast)
@@ -130,13 +132,20 @@ _BOUND = {
 }
 
 
-def _verdict(best: Sensitivity, studied: Studied) -> str:
-    """The resource without which the step would be shortest (`best`), or output, where the step gains more without that."""
-    step, quiet = studied.step, studied.step - studied.output
+_NEAR = 0.05
+"""Of the step: resources whose absence shortens it as much within this are named together."""
+
+
+def _verdict(found: list[Sensitivity], studied: Studied) -> str:
+    """The resource without which the step would be shortest (the first of `found`) and those that come near it, or output, where the step gains more
+    without that."""
+    step, quiet, best = studied.step, studied.step - studied.output, found[0]
     if quiet < best.infinitely_fast:
         return f"output-bound: without logging, syncs and checkpoints the step would take {quiet / step:.0%} of its time"
     bound = _BOUND.get(best.resource, "compute-bound")
-    return f"{bound}: with infinitely fast {best.resource} the step would take {best.infinitely_fast / step:.0%} of its time"
+    gained = [one for one in found[1:] if one.infinitely_fast < step * (1 - _NEAR) and one.infinitely_fast < best.infinitely_fast + _NEAR * step]
+    near = ", ".join(f"{one.resource} {one.infinitely_fast / step:.0%}" for one in gained)
+    return f"{bound}: with infinitely fast {best.resource} the step would take {best.infinitely_fast / step:.0%} of its time" + (near and f"; next: {near}")
 
 
 def best_changes(setting: Setting, step: float, tries: int = TRIES, say: Say | None = None) -> list[Change]:

@@ -19,7 +19,7 @@ from sim.planning.explain.sensitivity import Sensitivity, Study
 from sim.program import Program
 from sim.setting.bind import Setting
 from sim.steady.detail import STEPS
-from sim.steady.periods import evened, kinds, mean_step
+from sim.steady.periods import evened, kinds, mean_step, over_period
 from sim.steady.settled import until_settled
 from sim.steady.stalls import output_seconds
 from sim.timeline.metrics import mean_path
@@ -49,9 +49,9 @@ class Studied:
         self._fed: Study | None = None
         self._untraced: dict[Study, float] = {}
         self.first = self._kinds[0].study
-        if plan.asynchronous:
-            self._kinds = [Part(mean_step(self._setting, self.first.pricer, STEPS).total / self.first.step, self.first)]
-        self.parts = self._on_path()
+        parts = self._on_path()
+        self._stretch = self._drawn_out(sum(part.weight * part.study.step for part in parts))
+        self.parts = tuple(Part(weight * self._stretch, study) for weight, study in parts)
         step = sum(part.weight * part.study.step for part in self.parts)
         self.output = output_seconds(setting, self.first.pricer, step, [])
         self.step = step + self.output
@@ -59,7 +59,14 @@ class Studied:
     @property
     def programs(self) -> list[tuple[float, Program]]:
         """Those of the kinds of steps, and how many times each is in a mean one; any of asynchronous ranks' stands for all."""
-        return [(1.0 if self._setting.plan.asynchronous else weight, study.program) for weight, study in self._kinds]
+        return [(weight, study.program) for weight, study in self._kinds]
+
+    def _drawn_out(self, together: float) -> float:
+        """By how much a mean step is longer than that of ranks which keep together, where they do not."""
+        if self._setting.plan.asynchronous:
+            return mean_step(self._setting, self.first.pricer, STEPS).total / together
+        mean = over_period(self._setting, self.first.pricer)
+        return 1.0 if mean is None else mean / together
 
     def _on_path(self) -> tuple[Part, ...]:
         """Those that what binds a mean step is found in."""
@@ -87,7 +94,8 @@ class Studied:
 
         times = [again(study) for _, study in self._kinds]
         saved = evened(self._setting, priced(self.first), times, lambda one: again(self._stocked(one))).saved
-        return sum(weight * seconds for (weight, _), seconds in zip(self._kinds, times, strict=True)) - saved + self.output
+        together = sum(weight * seconds for (weight, _), seconds in zip(self._kinds, times, strict=True)) - saved
+        return together * self._stretch + self.output
 
     def path(self) -> tuple[tuple[str, float], ...]:
         """Seconds on the critical path by class, most first; they sum to the step."""

@@ -113,3 +113,13 @@ def test_what_cannot_be_read_is_refused(text: str) -> None:
 def test_spreads_and_names_that_nobody_means_are_refused(text: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         table(text, "noise.stragglers", 8, 0)
+
+
+def test_a_straggler_is_no_faster_rank() -> None:
+    """Whoever writes 0.8 means a share of full speed; of samples a rank may have fewer."""
+    tree: dict[str, Any] = {"model": "gpt2-124m", "parallel": {"dp_replicate": 4}, "batch": {"global": 4}}
+    with pytest.raises(BadInput, match=r"r2 would be faster.*1.25x"):
+        slowness(load_plan(tree | {"noise": {"stragglers": "r1: 1.5x, r2: 0.8x"}}))
+    assert loads(load_plan(tree | {"noise": {"imbalance": "r2: 0.5x"}}))(2) == 0.5
+    drawn = slowness(load_plan(tree | {"noise": {"stragglers": "lognormal(0.1), seed=3"}}))
+    assert min(drawn(rank) for rank in range(4)) < 1.0

@@ -101,6 +101,17 @@ def test_the_network_counts_where_there_is_one() -> None:
     assert found.verdict.startswith("communication-bound")
 
 
+def test_the_verdict_names_what_comes_near_and_the_network_stands_there_unasked() -> None:
+    """A quarter of Llama-3 8B under FSDP on two nodes: products, memory and messages take as long, and faster NICs bring nothing."""
+    plan = {"model": {"base": "llama3-8b", "layers": 8}, "framework": "torchtitan", "seq_len": 2048, "batch": {"micro": 1, "global": 16}}
+    found = explain(bind(plan | {"parallel": {"dp_shard": 16, "zero": 3}}, "2x dgx-h100"), tries=0)
+    shares = {one.resource: one.infinitely_fast / found.step_time_s for one in found.sensitivities}
+    least = min(shares[kind] for kind in KINDS)
+    near = {kind for kind in KINDS if shares[kind] < min(least + 0.05, 0.95)}
+    assert len(near) > 1 and {kind for kind in KINDS if f" {kind} " in found.verdict} == near
+    assert shares["net links"] == 1.0
+
+
 def test_a_resource_that_the_path_does_not_rest_on_changes_nothing() -> None:
     """Where the engine without a trace puts the same step a percent higher, faster input seemed to make it that much slower."""
     model = {"base": "bert-base", "layers": 4}

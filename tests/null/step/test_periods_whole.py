@@ -8,10 +8,12 @@ import pytest
 
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
+from sim.planning.explain.studied import Studied
 from sim.predict import predict
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
+from sim.steady.rounds import step_of
 from sim.timeline.metrics import step_times
 
 SMALL: dict[str, Any] = {
@@ -58,6 +60,9 @@ def test_ranks_that_drift_apart_until_they_average(every: int, noise: dict[str, 
     found = predict(tree, "dgx-a100")
     assert found.step_time_s == pytest.approx(long(tree, "dgx-a100", every), rel=1e-3)
     assert found.breakdown.total == pytest.approx(found.step_time_s)
+    setting = bind(load_plan(tree), "dgx-a100")
+    assert step_of(setting) == pytest.approx(found.step_time_s)
+    assert Studied(setting).step == pytest.approx(found.step_time_s)
 
 
 @pytest.mark.parametrize("output", [{"log_every": 1}, {"sync_every": 1}, {"checkpoint_every": 4}])
