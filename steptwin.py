@@ -98,11 +98,11 @@ def topology(source: Machine, *edits: str) -> Topology:
 
 
 def predict(plan: PlanLike, topology: Machine, *, edits: tuple[str, ...] = (), calibration: str | Path | None = None, costs: str = "fitted",
-            steps: int = 3, fold: bool = True) -> Prediction:  # fmt: skip
-    """Predicts one training step; `sim.predict.predict` explains the options. Raises `BadInput`."""
+            steps: int = 3, fold: bool = True, detail: bool = True) -> Prediction:  # fmt: skip
+    """Predicts one training step; `sim.predict.predict` explains the options (detail=False for scripts of many plans). Raises `BadInput`."""
     from sim.predict import predict as find
 
-    return _shown(find(plan, topology, edits=edits, calibration=calibration, costs=costs, steps=steps, fold=fold))
+    return _shown(find(plan, topology, edits=edits, calibration=calibration, costs=costs, steps=steps, fold=fold, detail=detail))
 
 
 def run(plan: PlanLike, folder: str | Path, *, how: str = "stock", steps: int = 30) -> dict[str, Any]:

@@ -56,6 +56,11 @@ def _table(page: Page, runs: Sequence[Capacity], unit: str) -> None:
     page.table([_HEAD[at] for at in kept], [[_row(one, unit)[at] for at in kept] for one in runs])
 
 
+def _paid(found: Capacity) -> str:
+    """Where more hours are paid for than the plan's GPUs work."""
+    return f"; {count(found.paid_gpu_hours)} are paid for" if found.paid_gpu_hours > found.gpu_hours else ""
+
+
 def _row(one: Capacity, unit: str) -> tuple[str, ...]:
     return (
         f"{one.gpus:,}",
@@ -84,7 +89,7 @@ def _cards(found: Capacity, unit: str) -> list[Card]:
     cards: list[Card] = [
         (seconds(found.elapsed_s), "elapsed", f"80 % interval {low} to {high}"),
         (f"{found.goodput:.1%}", "goodput", f"{failures(found)}, checkpoint every {seconds(found.checkpoint_interval_s)}"),
-        (count(found.gpu_hours), "GPU-hours", f"on {found.gpus:,} GPUs"),
+        (count(found.gpu_hours), "GPU-hours", f"on {found.gpus:,} GPUs" + _paid(found)),
         (_energy(found), "energy", "GPUs, hosts, network and cooling"),
     ]
     if found.money is not None:

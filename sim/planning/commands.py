@@ -249,6 +249,8 @@ def _in_words(found: Capacity) -> dict[str, Any]:
     shown = found.to_dict()
     for name in ("interval_s", "unpriced", "lost_s"):
         del shown[name]
+    if found.paid_gpu_hours == found.gpu_hours:
+        del shown["paid_gpu_hours"]
     if found.quiet_step_s < found.step_time_s:  # what the plan saves is no part of the days: checkpoints are counted apart
         shown["step_without_checkpoints_s"] = found.quiet_step_s
     return shown | {"lost_to": found.lost_to(), "days_interval": "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)}

@@ -68,6 +68,13 @@ def test_what_functions_give_and_take_is_at_hand_for_annotations() -> None:
     assert type(steptwin.predict(PLAN, "dgx-h100")) is steptwin.Prediction
 
 
+def test_without_detail_the_figures_are_the_same() -> None:
+    whole, quick = (steptwin.predict(PLAN, "dgx-h100", detail=detail) for detail in (True, False))
+    assert quick.step_time_s == pytest.approx(whole.step_time_s, rel=1e-9) and quick.peak_memory_bytes == whole.peak_memory_bytes
+    assert quick.to_dict()["breakdown"] == pytest.approx(whole.to_dict()["breakdown"], abs=1e-3 * whole.step_time_s)
+    assert whole.trace and quick.trace and whole.trace.memory and not quick.trace.memory
+
+
 def test_one_edit_may_stand_alone(tmp_path: Path) -> None:
     """As it may for a machine; its letters were edits of their own, and its price was none."""
     prices = {"dgx-h100": 2.0, "oversubscription=2": 1.0}
@@ -174,7 +181,7 @@ def test_every_result_prints_shows_draws_and_is_json() -> None:
     ]
     for one in found:
         name = type(one).__name__
-        assert str(one).count("\n") > 0 and len(repr(one)) < 400, name
+        assert str(one).count("\n") > 0 and len(repr(one)) < 450, name
         assert one._repr_html_() and one.figure().data, name
         assert len(one.to_frame()) >= 1 and json.dumps(one.to_dict(), allow_nan=False), name
         again = pickle.loads(pickle.dumps(one))

@@ -76,6 +76,8 @@ class Sweep(Said, frozen=True, kw_only=True):
     by_machine: list[SweepRow]
     refusals: list[Refusal]
     counts: dict[str, int]
+    alike: int
+    """Points that mean the same plan as another, which have no row."""
     best: str
     file: str
 
@@ -100,6 +102,7 @@ class Capacity(Said, frozen=True, kw_only=True):
     checkpoint_s: float
     lost_s: dict[str, float]
     gpu_hours: float
+    paid_gpu_hours: float
     energy_j: float | None
     money: float | None
     unpriced: list[str]

@@ -12,7 +12,7 @@ from sim.files.machinefile import machine_words
 from sim.lower.output import WRITE
 from sim.plan import Output, Plan
 from sim.planning.capacity.goodput import Outcome, Reliability, daly, expected
-from sim.planning.capacity.prices import money, unpriced
+from sim.planning.capacity.prices import money, paid_gpus, unpriced
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from sim.result.uncertainty import LEVEL
@@ -60,7 +60,9 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     lost_s: dict[str, float]
     """What is no progress. restarts: from failures to the first new step; repeats: steps that failures took back; checkpoints: their stalls."""
     gpu_hours: float
-    """Of the GPUs that the plan uses, for all of the elapsed time; nodes that stand by cost money, and are in neither hours nor joules."""
+    """Of the GPUs that the plan uses, for all of the elapsed time."""
+    paid_gpu_hours: float
+    """What `money` pays for: with nodes that stand by, and nodes of which the plan uses a part as a whole. Joules are of `gpu_hours` alone."""
     energy_j: float | None
     """GPUs take `IDLE` of their limit while the job is down; hosts, network and cooling as much as in training."""
     money: float | None
@@ -96,7 +98,10 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
             ),
             ("failures", f"{self.failures:,}; {self._saved()}"),
             ("lost", self.lost_to()),
-            ("GPU-hours", f"{self.gpu_hours:,.0f}"),
+            (
+                "GPU-hours",
+                f"{self.gpu_hours:,.0f}" + (f", {self.paid_gpu_hours:,.0f} are paid for" if self.paid_gpu_hours > self.gpu_hours else ""),
+            ),
             ("energy", "not known" if self.energy_j is None else show_energy(self.energy_j)),
             (
                 "money",
@@ -167,6 +172,8 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     else:
         stall, least = _stall(setting, step, writing, mtbf)
     run, interval = expected(work, stall, mtbf, how, seed, step=least, writing=writing, said=every)
+    hours = run.elapsed / 3600
+    paid = hours * paid_gpus(plan.world, how, setting.topology)
     return Capacity(
         gpus=plan.world,
         plan=plan.name or plan.model_name,
@@ -181,9 +188,10 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
         checkpoint_interval_s=interval,
         checkpoint_s=stall,
         lost_s={"restarts": run.down, "repeats": run.lost, "checkpoints": run.checkpoints},
-        gpu_hours=run.elapsed / 3600 * plan.world,
+        gpu_hours=hours * plan.world,
+        paid_gpu_hours=paid,
         energy_j=_energy(setting.topology, run, plan.world, found.breakdown.data_s / found.step_time_s),
-        money=money(prices, on.name if isinstance(on, Topology) else on, run.elapsed / 3600, plan.world, how, setting.topology, edits),
+        money=money(prices, on.name if isinstance(on, Topology) else on, plan.world, paid, edits),
         fits=fit is None,
         unpriced=unpriced(prices, edits),
     )

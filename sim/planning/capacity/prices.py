@@ -71,12 +71,14 @@ def _priced(name: str, prices: dict[str, float]) -> str:
     return str(read_toml(Path(name)).get("name", Path(name).stem))
 
 
-def money(
-    prices: dict[str, float] | None, on: str, hours: float, gpus: int, how: Reliability, topology: Topology, edits: tuple[str, ...]
-) -> float | None:
-    """What so many hours cost; None without prices. Nodes that stand by are paid for as those that work, all the time; without a number of them there is
-    no saying how many. A node of which fewer GPUs are used than it has (`ranks_per_node`, "dgx-h100:4") is rented whole."""
+def paid_gpus(gpus: int, how: Reliability, topology: Topology) -> int:
+    """GPUs that a job of so many is charged for, all the time. Nodes that stand by are paid for as those that work; without a number of them there is no
+    saying how many. A node of which fewer GPUs are used than it has (`ranks_per_node`, "dgx-h100:4") is rented whole."""
     whole = len(topology.machine(0).gpus) or topology.ranks_per_node
     used = topology.ranks_per_node
-    paid = (topology.nodes_of(gpus) * whole if used < whole else gpus) + (how.spares or 0) * whole
-    return None if prices is None else price_of(prices, on, gpus, edits) * hours * paid
+    return (topology.nodes_of(gpus) * whole if used < whole else gpus) + (how.spares or 0) * whole
+
+
+def money(prices: dict[str, float] | None, on: str, gpus: int, paid_hours: float, edits: tuple[str, ...]) -> float | None:
+    """What so many GPU-hours of a job on `gpus` cost; None without prices."""
+    return None if prices is None else price_of(prices, on, gpus, edits) * paid_hours

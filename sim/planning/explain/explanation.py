@@ -143,9 +143,13 @@ def _verdict(found: list[Sensitivity], studied: Studied) -> str:
     if quiet < best.infinitely_fast:
         return f"output-bound: without logging, syncs and checkpoints the step would take {quiet / step:.0%} of its time"
     bound = _BOUND.get(best.resource, "compute-bound")
-    gained = [one for one in found[1:] if one.infinitely_fast < step * (1 - _NEAR) and one.infinitely_fast < best.infinitely_fast + _NEAR * step]
+    gained = [
+        one for one in found[1:] if one.infinitely_fast < step * (1 - _NEAR) and one.infinitely_fast < best.infinitely_fast + _NEAR * step
+    ]
     near = ", ".join(f"{one.resource} {one.infinitely_fast / step:.0%}" for one in gained)
-    return f"{bound}: with infinitely fast {best.resource} the step would take {best.infinitely_fast / step:.0%} of its time" + (near and f"; next: {near}")
+    return f"{bound}: with infinitely fast {best.resource} the step would take {best.infinitely_fast / step:.0%} of its time" + (
+        near and f"; next: {near}"
+    )
 
 
 def best_changes(setting: Setting, step: float, tries: int = TRIES, say: Say | None = None) -> list[Change]:

@@ -26,7 +26,7 @@ from sim.planning.sweeps.floor import Floor
 from sim.planning.sweeps.front import beaten, cautious, open_questions, pareto
 from sim.planning.sweeps.judge import Depth, Open, Prices, Work, anew, evaluate_chunk, priced, screen_chunk
 from sim.planning.sweeps.pool import Pool, pool
-from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates, check_values, named
+from sim.planning.sweeps.space import Candidate, TooLarge, base_tree, candidates, check_values, named, size_of
 from sim.planning.sweeps.store import OUTCOMES, Row, Store, default_file, forget
 from sim.planning.sweeps.tables import Ranked
 from sim.schedule.reading import read_rows
@@ -53,6 +53,8 @@ class Sweep(Ranked, msgspec.Struct):
     """Plans by outcome: done, memory, bound (cannot be better than another), refused, failed."""
     base: Plan | None = None
     """The plan whose keys were varied."""
+    alike: int = 0
+    """Points that mean the same plan as another one (schedules without a pipeline), which have no row."""
 
     def plan(self, row: Row) -> Plan:
         """The plan of a row, as `predict` and `capacity` take it, with `row.on` as its machine and `row.edits` of it. Raises `BadInput` for a row that is none."""
@@ -136,7 +138,7 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | N
         waiting = _screened(work, store, place, ask, say)
         _simulated(base, waiting, store, place, ask, workers, every, say)
         rows = list(store.rows())
-    return concluded(base, rows, path)
+    return concluded(base, rows, path, size_of(space) - len(rows))
 
 
 def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Prices, edits: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -157,10 +159,10 @@ def header_of(base: Plan, space: dict[str, tuple[str, ...]], on: str, prices: Pr
     return tree | {"machine or model": mark}
 
 
-def concluded(base: Plan, rows: list[Row], path: Path) -> Sweep:
+def concluded(base: Plan, rows: list[Row], path: Path, alike: int = 0) -> Sweep:
     """What was found. Raises `NoRoom` when nothing fits and `BadInput` when nothing can run, and forgets the file: a slip of the pen must not keep its name."""
     counts = {name: sum(row.outcome == name for row in rows) for name in OUTCOMES}
-    found = Sweep(rows, str(path), counts, base)
+    found = Sweep(rows, str(path), counts, base, alike)
     if not found.feasible:
         forget(path)
         raise _closest(rows)

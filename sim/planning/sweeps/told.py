@@ -41,11 +41,12 @@ def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str],
     refusals = [{"plans": count, "such_as": reason} for count, reason in found.refusals]
     told: dict[str, Any] = {"counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}
     if as_json:
-        told |= {"front": [said_row(row) for row in found.front], "refusals": refusals}
+        told |= {"alike": found.alike, "front": [said_row(row) for row in found.front], "refusals": refusals}
         told |= {"rows": [said_row(row) for row in found.ranked], "by_machine": [said_row(row) for row in found.by_machine]}
         desk.show(told, True, "sweep")
         return
     told = {"machine changed by": ", ".join(edits)} | told if edits else told
+    told |= {"alike": f"{found.alike:,} more points mean the same plan as one of these"} if found.alike else {}
     desk.show(_few(found) | more | told, False, "sweep")
     if len(found.by_machine) > 1:
         desk.show({"rows": _machines(found)}, False, "the best on each machine")

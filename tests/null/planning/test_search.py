@@ -60,6 +60,8 @@ def test_nodes_that_stand_by_are_paid_for() -> None:
     prices = {"dgx-h100": 2.5}
     none, two = (capacity(PLAN, "dgx-h100", 1e9, prices=prices, how=Reliability(spares=count)) for count in (0, 2))
     assert two.money == pytest.approx((8 + 2 * 8) * two.elapsed_s / 3600 * 2.5) and none.money == pytest.approx(2.5 * none.gpu_hours)
+    assert two.paid_gpu_hours == pytest.approx(3 * two.gpu_hours) and none.paid_gpu_hours == none.gpu_hours
+    assert f"{two.paid_gpu_hours:,.0f} are paid for" in str(two) and "are paid for" not in str(none)
 
 
 def test_capacity_is_steps_times_seconds_and_money_is_hours_times_price(tmp_path: Path) -> None:

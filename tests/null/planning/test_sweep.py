@@ -233,6 +233,13 @@ def _times(path: Path) -> dict[str, int]:
         return {}
 
 
+def test_points_that_mean_the_same_plan_are_counted(tmp_path: Path) -> None:
+    plan = load_plan({"model": {"base": "gpt2-124m", "layers": 2}, "seq_len": 128, "batch": {"global": 8}})
+    for _ in range(2):  # also where the file holds all of it already
+        found = sweep(plan, parse_space("pp=1,2 schedule=1f1b,gpipe gpus=4"), "dgx-h100", tmp_path / "s.sqlite")
+        assert (len(found.rows), found.alike) == (3, 1)
+
+
 def test_nothing_feasible_says_what_came_closest(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nothing in the space fits into memory; closest: .*GiB"):
         sweep(base("llama3.1-405b"), parse_space("tp=1,2 gpus=8 zero=1"), "dgx-h100", tmp_path / "s.sqlite")

@@ -106,7 +106,7 @@ def test_collectives_are_coloured_by_algorithm() -> None:
 
 def _run(gpus: int, seconds: float, fits: bool = True) -> Capacity:
     return Capacity(gpus=gpus, topology="t", steps=10, step_time_s=seconds / 10, interval=(seconds / 11, seconds / 9),
-                    productive_s=seconds, elapsed_s=1.25 * seconds, goodput=0.8, failures=1, checkpoint_interval_s=60.0, checkpoint_s=1.0, lost_s={"restarts": 0.25 * seconds}, gpu_hours=gpus * seconds / 3600, energy_j=None, money=None, fits=fits)  # fmt: skip
+                    productive_s=seconds, elapsed_s=1.25 * seconds, goodput=0.8, failures=1, checkpoint_interval_s=60.0, checkpoint_s=1.0, lost_s={"restarts": 0.25 * seconds}, gpu_hours=gpus * seconds / 3600, paid_gpu_hours=gpus * seconds / 3600, energy_j=None, money=None, fits=fits)  # fmt: skip
 
 
 def test_scaling_is_against_the_smallest() -> None:
