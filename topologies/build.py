@@ -111,10 +111,12 @@ def _p2p(table: Table, cpu: Cpu, gpus: int) -> str:
 
 def _tree_links(table: Table, machine: Machine, tree: Tree) -> dict[str, Link]:
     default = table.rate("pcie", min((gpu.pcie or 12.5e9 for gpu in machine.gpus.values()), default=25e9))
+    # A CPU that the machine names says how fast its ports are, unless the machine does.
+    ports = machine.cpu.pcie or math.inf if "cpu" in table and "pcie" not in table else math.inf
     links: dict[str, Link] = {}
     for child, parent in machine.up.items():
         kind, rate = "pcie", default
-        port = machine.cpu.pcie or math.inf if "cpu" in table and kind_of(parent) in ("socket", "numa", "root") else math.inf
+        port = ports if kind_of(parent) in ("socket", "numa", "root") else math.inf
         if child in machine.nics:
             # A NIC has the lanes that its ports need (assumed): an 800G port sits on gen6, four 100G ports on their own slots.
             rate = max(default * machine.nics[child].count, machine.nics[child].rate)

@@ -197,8 +197,8 @@ def _gpu(cluster: Cluster, key: str, value: str) -> Cluster:
     return cluster.changed(change)
 
 
-_SWITCHED = r"sxm|^(gb|vr)|^h20$"
-"""GPUs on boards that NVSwitches join. (GH200 has links of its own to others, PCIe cards have bridges, AMD's GPUs are a mesh.)"""
+_SWITCHED = r"sxm(?!2)|^(gb|vr)|^h20$"
+"""GPUs on boards that NVSwitches join. (SXM2 is older than they are, GH200 has links of its own to others, PCIe cards have bridges, AMD's GPUs are a mesh.)"""
 
 
 def _fit_links(machine: Machine, name: str) -> object:
@@ -230,7 +230,7 @@ def _fail(cluster: Cluster, key: str, value: str) -> Cluster:
 def _without(cluster: Cluster, key: str, value: str) -> Cluster:
     if value == "spine":
         return msgspec.structs.replace(cluster, fabric=msgspec.structs.replace(cluster.fabric, rail_only=True))
-    return cluster.changed(lambda machine: fail.without(machine, value))
+    return fail.in_one_piece(cluster.changed(lambda machine: fail.without(machine, value)), value)
 
 
 _EDITS: dict[str, Edit] = {

@@ -25,21 +25,22 @@ def without(machine: Machine, what: str) -> Machine:
     kept = {n: link for n, link in machine.links.items() if not (_through(n) if what == "nvswitch" else link.kind in ("nvlink", "xgmi"))}
     if len(kept) == len(machine.links):
         raise BadInput(f"without={what}: {machine.name} has no {what}")
-    left = check(msgspec.structs.replace(machine, links=kept, chips=()))
-    _in_one_piece(left, what)
-    return left
+    return check(msgspec.structs.replace(machine, links=kept, chips=()))
 
 
-def _in_one_piece(machine: Machine, what: str) -> None:
-    """Raises `Refused` where GPUs of one machine reach each other over the network alone: trays that only NVSwitches join."""
-    graph = networkx.Graph(link.split(">") for link in machine.links if ">" in link)
-    pieces = [[gpu for gpu in machine.gpus if gpu in piece] for piece in networkx.connected_components(graph)]
-    apart = [piece for piece in pieces if piece]
-    if len(apart) > 1:
-        raise Refused(
-            f"without={what}: nothing else joins the {len(apart)} trays of {machine.name}, which would be disconnected. Take them as "
-            f'nodes: "{len(apart)}x {machine.name}:{len(apart[0])}"'
-        )
+def in_one_piece(cluster: Cluster, what: str) -> Cluster:
+    """`cluster`, unless GPUs of one of its nodes that are used reach each other over the network alone: trays that only NVSwitches join. Raises `Refused`."""
+    for run in cluster.runs:
+        graph = networkx.Graph(link.split(">") for link in run.machine.links if ">" in link)
+        used = tuple(run.machine.gpus)[: run.ranks]
+        pieces = [[gpu for gpu in used if gpu in piece] for piece in networkx.connected_components(graph)]
+        apart = [piece for piece in pieces if piece]
+        if len(apart) > 1:
+            raise Refused(
+                f"without={what}: nothing else joins {len(apart)} trays of {run.machine.name}, which would be disconnected. Take them as "
+                f'nodes: "{run.count * len(apart)}x {run.machine.name}:{len(apart[0])}"'
+            )
+    return cluster
 
 
 def _through(link: str) -> bool:

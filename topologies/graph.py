@@ -81,6 +81,11 @@ class Topology:
         return self.repeated and not (self.cluster.speeds or self.cluster.slow_nodes)
 
     @property
+    def equal(self) -> bool:
+        """All ranks have the same device, and none is slow."""
+        return not (self.cluster.speeds or self.cluster.slow_nodes) and len(self.devices(self.gpus)) == 1
+
+    @property
     def repeated(self) -> bool:
         """Every node is built and joined as the others, so that ranks may be folded; some may be slow."""
         c = self.cluster

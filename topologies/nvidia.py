@@ -47,7 +47,8 @@ def _own(cpu: object) -> object:
     base = generation()
     if not base:
         return cpu
-    return {**cpu, "base": base} if isinstance(cpu, dict) else base
+    own = {key: value for key, value in cpu.items() if key != "pcie"} if isinstance(cpu, dict) else {}
+    return own | {"base": base} if "cores" in own else base
 
 
 def hidden() -> bool:

@@ -54,6 +54,7 @@ class _Info(msgspec.Struct):
 class _Own(msgspec.Struct):
     """What `sim.files.chrome` says of its own traces."""
 
+    origin: str = ""
     reported: Annotated[int, msgspec.Meta(le=-1)] = -1
     weight: dict[int, Annotated[int, msgspec.Meta(ge=1)]] = {}
 
@@ -86,6 +87,7 @@ def read_trace(path: Path, origin: str = "imported") -> Trace:
     if file.steptwin is not None:
         _launched(spans, file.traceEvents)
     meta = {"file": path.name} | ({"plan": name} if (name := file.program or file.plan) else {})
+    meta |= {"origin": own.origin} if own.origin else {}
     meta |= {"backend": file.distributedInfo.backend} if file.distributedInfo.backend else {}
     return Trace(spans, origin, file.distributedInfo.world_size, steps, own.weight, memory, meta, own.reported)
 

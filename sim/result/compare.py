@@ -73,6 +73,8 @@ def measured_file(path: str | Path) -> Path:
 def doubts(predicted: Prediction, trace: Trace) -> list[str]:
     """What speaks against a trace's being of the plan that is predicted: what it says of itself, and what its steps do."""
     plan, found = predicted.plan, list[str]()
+    if trace.meta.get("origin") == "predicted":
+        found.append("the trace is a prediction itself: what is called measured here is what that one says")
     name, said = plan.name or plan.model_name, trace.meta.get("plan")
     if said and said != name:
         found.append(f"the trace is of '{said}', the prediction of '{name}'")

@@ -72,7 +72,7 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int) -> Breakdown:
 def over_period(setting: Setting, pricer: Pricer) -> float | None:
     """Seconds of a mean step without output where ranks of local updates drift apart, over a whole period; None for others, and where that is too
     long."""
-    return whole(setting, pricer, Output()) if drifting(setting.plan) else None
+    return whole(setting, pricer, Output()) if drifting(setting) else None
 
 
 def on_path(setting: Setting, pricer: Pricer, step: float, steps: int, detail: bool) -> list[tuple[float, Trace]]:
@@ -90,7 +90,7 @@ def on_path(setting: Setting, pricer: Pricer, step: float, steps: int, detail: b
         found = kinds(setting.plan)
         times = [seconds(msgspec.structs.replace(setting, plan=plan)) for plan, _ in found]
         weights = evened(setting, pricer, times, seconds).weights or tuple(share for _, share in found)
-        if drifting(setting.plan):  # who drifts apart takes neither as long as if all averaged in each step nor as if none ever did
+        if drifting(setting):  # who drifts apart takes neither as long as if all averaged in each step nor as if none ever did
             weights = tuple(
                 weight * step / sum(weight * seconds for weight, seconds in zip(weights, times, strict=False)) for weight in weights
             )

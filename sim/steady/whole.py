@@ -23,7 +23,7 @@ from sim.timeline.metrics import step_ends
 _LONGEST = 12
 """Steps of a period that is simulated at most."""
 _BEFORE = 8
-"""Steps before it, in whole periods: what the first ones do alone has gone by."""
+"""Steps before it at least: what the first ones do alone has gone by."""
 
 
 def locally(plan: Plan) -> bool:
@@ -37,9 +37,20 @@ def together(plan: Plan) -> bool:
     return bool(output.periods) and (locally(plan) or (output.checkpoint_every > 0 and len(output.periods) > 1)) and not plan.asynchronous
 
 
-def drifting(plan: Plan) -> bool:
+def drifting(setting: Setting) -> bool:
     """May ranks of local updates be at different steps, as some are slower?"""
-    return locally(plan) and not plan.noise.even
+    return locally(setting.plan) and not (setting.plan.noise.even and setting.topology.equal)
+
+
+def followed(setting: Setting) -> int:
+    """Steps of the period over which ranks of local updates that drift apart are followed; 0 where they do not, or where it is too long."""
+    every = setting.plan.update.every
+    return every if drifting(setting) and every <= _LONGEST else 0
+
+
+def warmed(period: int) -> int:
+    """Steps before the period that counts, in whole periods."""
+    return period * math.ceil(_BEFORE / period)
 
 
 def whole(setting: Setting, pricer: Pricer, output: Output) -> float | None:
@@ -48,7 +59,7 @@ def whole(setting: Setting, pricer: Pricer, output: Output) -> float | None:
     period = math.lcm(*output.periods, plan.update.every if locally(plan) else 1)
     if period > _LONGEST:
         return None
-    before = period * math.ceil(_BEFORE / period)
+    before = warmed(period)
     last = before + period
     # Loaders make no further batch in the last steps, and take no cores from them.
     program = program_for(setting, last + 1 + stored(program_for(setting, 2, plan)), plan)

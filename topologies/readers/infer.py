@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from topologies.devices import gpu as catalog_gpu
-from topologies.readers import affinity
+from topologies.readers import affinity, parts
 from topologies.readers.imported import Imported
 from topologies.readers.matrix import Matrix
 from topologies.readers.nvlink import fit
@@ -91,7 +91,7 @@ def infer(matrix: Matrix, name: str, gpu: str) -> Imported:
     domains = [[*matrix.gpus, *matrix.nics]] if matrix.p2p else tree.groups([*matrix.gpus, *matrix.nics], "NODE")
     sockets = _sockets(matrix, domains)
     document: dict[str, object] = {"name": name, "source": "nvidia-smi topo -m", "gpu": model}
-    document["cpu"] = _cpu(matrix, notes, len(set(sockets)))
+    document["cpu"] = _cpu(matrix, model, notes, len(set(sockets)))
     document["tree"] = _assemble(tree, domains, sockets)
     if matrix.nics:
         document |= _nics(matrix, tree, model, notes)
@@ -128,13 +128,14 @@ def _sockets(matrix: Matrix, domains: list[list[str]]) -> list[int]:
     return [place * 2 // max(2, len(seen)) for place in places]
 
 
-def _cpu(matrix: Matrix, notes: list[str], sockets: int) -> object:
-    notes.append("The text does not name the CPU; epyc-7742 is entered, with the cores that the affinity shows.")
+def _cpu(matrix: Matrix, gpu: str, notes: list[str], sockets: int) -> object:
+    notes.append(
+        "The text does not name the CPU; epyc-7742 is entered, with the cores that the affinity shows and ports of the GPUs' PCIe generation."
+    )
     shown = {text: affinity.cores(affinity.from_ranges(text)) for text in matrix.cpus.values()}
     numas = [int(text) for text in matrix.numas.values() if text.isdecimal()]
     domains = max(len(shown), affinity.count_domains(numas) if numas else 1)
-    count = min(shown.values(), default=0) * domains // sockets
-    return {"base": "epyc-7742", "cores": count} if 0 < count <= 4096 else "epyc-7742"
+    return parts.entered("", min(shown.values(), default=0) * domains // sockets, gpu)
 
 
 def _guess(matrix: Matrix, notes: list[str]) -> str:

@@ -151,7 +151,7 @@ def _document(system: System, cpus: list[Element], name: str, gpu: str) -> Impor
     document: dict[str, object] = {"name": name, "source": "NCCL topology XML", "gpu": model}
     if not gpu:
         document |= parts.own_models({device.name: device.element for device in system.gpus}, model)
-    document["cpu"] = parts.cpu(cpus, sum(vertex.startswith("socket") for vertex in system.children), notes)
+    document["cpu"] = parts.cpu(cpus, sum(vertex.startswith("socket") for vertex in system.children), model, notes)
     each = max(1, len(system.nics) // len(system.gpus))
     nics = system.bond({device.name: parts.nic(device.element, each, notes) for device in system.nics})
     first = next(iter(nics.values()), "")
@@ -162,11 +162,11 @@ def _document(system: System, cpus: list[Element], name: str, gpu: str) -> Impor
         document |= nvlink_table({device.bus: device.name for device in system.gpus}, links, model, notes)
     else:
         document |= parts.assumed_nvlink(model, len(system.gpus), notes)
-    document |= _rates(system, model)
+    document |= _rates(system)
     return Imported({key: value for key, value in document.items() if value not in ({}, "")}, tuple(notes))
 
 
-def _rates(system: System, model: str) -> dict[str, object]:
+def _rates(system: System) -> dict[str, object]:
     """PCIe rates of the file: the most frequent of the GPUs for all, single links of GPUs and switches where they differ."""
     up = {child: parent for parent, below in system.children.items() for child in below if isinstance(child, str)}
     pairs = [(device.name, device.parent, device.element) for device in system.gpus]
@@ -180,4 +180,4 @@ def _rates(system: System, model: str) -> dict[str, object]:
     for a, (b, rate) in rates.items():
         if rate != default:
             links |= {link: {"rate": f"{rate / 1e9:g} GB/s"} for link in (f"{a}>{b}", f"{b}>{a}")}
-    return {"pcie": f"{default / 1e9:g} GB/s" if default != catalog_gpu(model).pcie else "", "links": links}
+    return {"pcie": f"{default / 1e9:g} GB/s", "links": links}

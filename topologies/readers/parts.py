@@ -41,18 +41,28 @@ def own_models(gpus: Mapping[str, Element], usual: str) -> dict[str, object]:
     return {"gpus": own} if own else {}
 
 
-def cpu(cpus: list[Element], sockets: int, notes: list[str]) -> object:
-    """The catalog's CPU of the same generation, with the cores that the affinity masks show."""
+def cpu(cpus: list[Element], sockets: int, gpu: str, notes: list[str]) -> object:
+    """The catalog's CPU of the same generation, with the cores that the affinity masks show. `gpu`: the file's GPUs."""
     first = cpus[0]
     base = pci.cpu_by_id(first.get("arch", ""), first.get("vendor", ""), first.get("familyid", ""), first.get("modelid", ""))
     if not base:
-        notes.append("The file does not tell the CPU; epyc-7742 is assumed.")
-        base = "epyc-7742"
+        notes.append("The file does not tell the CPU; epyc-7742 is assumed, with ports of the GPUs' PCIe generation.")
     masks = [affinity.from_mask(element.get("affinity", "")) for element in cpus]
     each = min(affinity.cores(mask) for mask in masks)
     domains = max(len(set(masks)), affinity.count_domains(number(element.get("numaid", "")) for element in cpus))
     count = each * domains // max(1, sockets)
-    return {"base": base, "cores": count} if 0 < count <= 4096 else base
+    return entered(base, count, gpu)
+
+
+def entered(base: str, cores: int, gpu: str) -> object:
+    """A CPU of so many cores (0: as the catalog's) as a machine's table has it; one that nobody names ("") is of a usual kind, and its ports are as
+    fast as the GPU's: a guess must bound nothing."""
+    fields: dict[str, object] = {"cores": cores} if 0 < cores <= 4096 else {}
+    rate = catalog_gpu(gpu).pcie
+    if not base and rate:
+        fields["pcie"] = f"{rate / 1e9:g} GB/s"
+    base = base or "epyc-7742"
+    return {"base": base, **fields} if fields else base
 
 
 def nic(element: Element, each: int, notes: list[str]) -> object:

@@ -26,7 +26,7 @@ from sim.engine.groups import Groups
 from sim.engine.machine import LOADER
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone, lines_of
-from sim.plan import Output, Update
+from sim.plan import Output
 from sim.planning.disturbed.alike import Placed, stand_ins
 from sim.planning.disturbed.loaders import shares_of
 from sim.planning.disturbed.places import PlacedPricer
@@ -37,6 +37,7 @@ from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
 from sim.steady.periods import LONG, NEVER
 from sim.steady.settled import loader_seconds, settled, stored
+from sim.steady.whole import followed, warmed
 from sim.timeline.asynchrony import counted
 from topologies.errors import BadInput, Refused
 
@@ -85,7 +86,7 @@ def paces(
     steps_alone: Sequence[float] = (),
 ) -> list[Pace]:
     """The pace of each job while all run in one virtual time, `steps` steps each, or as many times more as it takes all of them to settle; local
-    updates average after every `OFTEN` steps at most, those of the jobs `still` never. `steps_alone`: seconds of their steps where each is alone.
+    updates average after every `OFTEN` steps at most (as often as they do where ranks drift apart), those of the jobs `still` never. `steps_alone`: seconds of their steps where each is alone.
 
     Ranks that the machine and the other jobs leave equal are simulated once (`sim.planning.disturbed.alike`). Raises `Refused` for more ranks than can
     be simulated one by one.
@@ -101,8 +102,9 @@ def paces(
 def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: str | Path | None, still: bool) -> Placed:
     """So many steps of a job, without output."""
     update = setting.plan.update
-    steps = max(steps, _LEAST[update.mode])
-    update = msgspec.structs.replace(update, every=NEVER if still else min(update.every, OFTEN))
+    period = followed(setting)
+    steps = max(steps, warmed(period) + period + 1) if period else max(steps, _LEAST[update.mode])
+    update = msgspec.structs.replace(update, every=NEVER if still else period or min(update.every, OFTEN))
     plan = msgspec.structs.replace(setting.plan, output=Output(), update=update)
     program = program_for(setting, steps, plan)
     if program.device == "cpu":  # loaders share cores with training: they fill their store, keep it full, and it is emptied
@@ -125,11 +127,10 @@ def _run(settings: Sequence[Setting], placed_: Sequence[Placed], steps_alone: Se
     runs[0].clocks.agenda.run()
     for run in runs:
         run.check()
-    plans = [setting.plan for setting in settings]
-    until = min(run.until(plan.asynchronous) for run, plan in zip(runs, plans, strict=True))
+    until = min(run.until(setting.plan.asynchronous) for run, setting in zip(runs, settings, strict=True))
     found = [
-        run.each(until) if plan.asynchronous else _pace(run.ends(), min(until, run.loaded()), plan.update)
-        for run, plan in zip(runs, plans, strict=True)
+        run.each(until) if setting.plan.asynchronous else _pace(run.ends(), min(until, run.loaded()), setting)
+        for run, setting in zip(runs, settings, strict=True)
     ]
     # Who waits for loaders has begun with none in store: a step takes no less than they do.
     loading = [loader_seconds(one.program, one.pricer, shares) for one, shares in zip(placed_, shared.each, strict=True)]
@@ -145,12 +146,17 @@ def _bounded(ranks: int) -> None:
         )
 
 
-def _pace(ends: list[float], until: float, update: Update) -> Pace:
+def _pace(ends: list[float], until: float, setting: Setting) -> Pace:
     """Mean of the second half of the steps that ended while all jobs ran, after the second at least, or of the second alone. The first fills the
     input path and (DDP) has other buckets, whose end is not where a later step's is; until steps have settled they are shorter.
 
-    Of local updates each kind by itself: of `every` steps one averages and one follows it."""
+    Of local updates each kind by itself: of `every` steps one averages and one follows it; or a whole period, where ranks drift apart."""
     first, last = counted(ends, until)
+    update, whole = setting.plan.update, followed(setting)
+    if whole:
+        last = max(last - (last + 1) % whole, 2 * whole - 1)
+        step = (ends[last] - ends[last - whole]) / whole
+        return Pace(step, step, step)
     period = min(update.every, OFTEN)
     if update.mode == "local" and period > 1:
         last = max(last, 2 * period - 1)

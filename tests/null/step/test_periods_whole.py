@@ -8,6 +8,8 @@ import pytest
 
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
+from sim.planning.disturbed.faults import faults
+from sim.planning.disturbed.jobs import jobs
 from sim.planning.explain.studied import Studied
 from sim.predict import predict
 from sim.setting.bind import bind
@@ -63,6 +65,17 @@ def test_ranks_that_drift_apart_until_they_average(every: int, noise: dict[str, 
     setting = bind(load_plan(tree), "dgx-a100")
     assert step_of(setting) == pytest.approx(found.step_time_s)
     assert Studied(setting).step == pytest.approx(found.step_time_s)
+
+
+def test_a_slow_gpu_drifts_as_a_straggler_does() -> None:
+    """Whichever verb says it."""
+    tree = SHARED | {"update": {"mode": "local", "every": 4}}
+    said = predict(tree | {"noise": {"stragglers": "r0: 2x"}}, "dgx-a100").step_time_s
+    slow = pytest.approx(said, rel=1e-6)
+    assert predict(tree, "dgx-a100", edits=("slow=r0:0.5",)).step_time_s == slow
+    assert faults(tree, "dgx-a100", "slow=r0:0.5").rows[0].step_time_s == slow
+    two = jobs([tree | {"noise": {"stragglers": "r0: 2x"}}] * 2, "dgx-a100", "compact")
+    assert [row.alone_s for row in two.rows] == [slow] * 2
 
 
 @pytest.mark.parametrize("output", [{"log_every": 1}, {"sync_every": 1}, {"checkpoint_every": 4}])

@@ -310,7 +310,7 @@ def test_the_fabric_is_edited_by_the_names_that_a_file_gives_it(edit: str) -> No
         load_topology("dgx-h100", ("fabric.slow=r0:0.5",))
 
 
-@pytest.mark.parametrize("name", ["mi300x", "h100-pcie", "h100-nvl", "a40", "gh200-96gb"])
+@pytest.mark.parametrize("name", ["mi300x", "h100-pcie", "h100-nvl", "a40", "gh200-96gb", "v100-sxm2-16gb"])
 def test_no_gpu_is_put_behind_switches_that_it_has_no_form_for(name: str) -> None:
     with pytest.raises(Refused, match=f"gpu={name}: dgx-h100 joins its GPUs by NVSwitches, to which no {name} is connected"):
         load_topology("dgx-h100", (f"gpu={name}",))
@@ -319,9 +319,11 @@ def test_no_gpu_is_put_behind_switches_that_it_has_no_form_for(name: str) -> Non
 
 
 def test_trays_that_nvswitches_alone_join_are_no_machine_without_them() -> None:
-    with pytest.raises(Refused, match=r'nothing else joins the 18 trays of gb200-nvl72.*"18x gb200-nvl72:4"'):
-        load_topology("gb200-nvl72", ("without=nvswitch",))
-    assert load_topology("18x gb200-nvl72:4").gpus == 72
+    for machine, said in (("gb200-nvl72", "18x"), ("2x gb200-nvl72", "36x"), ("gb200-nvl72:8", "2x")):
+        with pytest.raises(Refused, match=f'nothing else joins .* trays of gb200-nvl72, .*"{said} gb200-nvl72:4"'):
+            load_topology(machine, ("without=nvswitch",))
+    trays = load_topology("18x gb200-nvl72:4", ("without=nvswitch",))
+    assert trays.gpus == 72 and trays.path(0, 1).rate < load_topology("18x gb200-nvl72:4").path(0, 1).rate
 
 
 def test_a_gpu_whose_nic_has_failed_sends_by_its_neighbours() -> None:
@@ -337,3 +339,16 @@ def test_a_gpu_whose_nic_has_failed_sends_by_its_neighbours() -> None:
 )
 def test_a_cpus_ports_bound_what_hangs_on_them(machine: str, rate: float) -> None:
     assert load_topology(machine).host_path(0, True).rate == rate
+
+
+def test_a_machine_that_says_how_fast_its_ports_are_is_believed(tmp_path: Path) -> None:
+    """So is a matrix, which names no CPU: that of the usual kind, which is entered, has ports of the GPUs' generation."""
+    text = 'gpu = "a100-pcie-80gb"\ncpu = "xeon-6248"\n{}[tree]\nsocket0 = ["gpu0", "gpu1"]\n'
+    rates = []
+    for place, said in enumerate(("", 'pcie = "25 GB/s"\n')):
+        (tmp_path / f"m{place}.toml").write_text(text.format(said))
+        rates.append(load_topology(str(tmp_path / f"m{place}.toml")).host_path(0, True).rate)
+    assert rates == [12.5e9, 25e9]
+    matrix = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-55\nGPU1\tNV18\t X \t0-55\n"
+    (tmp_path / "topo.txt").write_text(matrix)
+    assert load_topology(str(tmp_path / "topo.txt")).host_path(0, True).rate == load_topology("dgx-h100").host_path(0, True).rate
