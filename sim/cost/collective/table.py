@@ -18,7 +18,8 @@ _STEP = 4
 def collective_table(name: str, largest: str, on: str | Topology, ranks: int | None = None, algorithm: str = "auto") -> dict[str, Any]:
     """Rows of size, time, algbw, busbw and the algorithm chosen, from 8 B to `largest` in steps of 4.
 
-    `ranks`: the first so many of the machine (all where None); a `send` goes from the first of them to the last. Raises `BadInput` for ranks that it does not have, and for no bytes.
+    `ranks`: the first so many of the machine (all where None); a `send` goes from the first of them to the last. Raises `BadInput` for ranks that it
+    does not have, and for no bytes.
     """
     top = size(largest, "--bytes")
     if top < 1:

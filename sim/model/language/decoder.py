@@ -103,6 +103,8 @@ def attention_of(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
 
     Chunks that context parallelism spreads over ranks are a window of half their length: as many keys in the mean.
     """
+    if share.framework.attention.of(spec.biased_scores) == "math":  # of a decoder behind a tower that has no such scores
+        share = replace(share, math=True)
     window = spec.window if windowed else 0
     chunk = window if spec.chunked and share.shape.cp == 1 else 0
     if chunk:

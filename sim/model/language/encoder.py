@@ -68,7 +68,7 @@ def _head(spec: Encoder, share: Share) -> list[Part]:
             loss(share, share.shape.seq, rows=2 * share.micro),
         ]
     picked = spec.picked(share.shape.seq)
-    rows = share.micro * picked
+    rows = share.micro * -(-picked // share.shape.cp)
     sentence: list[Part] = []
     if spec.head == "pretraining":
         sentence = [*_pooler(spec, share), linear(share, "head.next", spec.hidden, 2, rows=share.micro, bias=True, low=False)]

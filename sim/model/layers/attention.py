@@ -105,7 +105,8 @@ def _written_out(
     forward.append(Gemm(s, keys, heads.d, dtype, b * h))
     if not (fused or quiet):
         forward += [elementwise("scale", share, scores, e, e)] * scaled
-        forward += capping(share, scores) if capped else []
+    forward += capping(share, scores) if capped and not quiet else []
+    if not (fused or quiet):
         forward += [elementwise("add", share, scores, e, e)] * masked
     forward += [elementwise("cast", share, scores, e, es)] * widened
     dropped = dropout * (e + 1) if one else 0  # beside the result, and the mask
@@ -124,8 +125,8 @@ def _written_out(
     backward += undrop
     backward.append(elementwise("softmax", share, scores, 2 * (read if fused else es) + (dropout and one), es if widened else e, 4.0, rows))
     backward += [elementwise("cast", share, scores, es, e)] * widened
+    backward += capping(share, scores, backward=True) if capped and not quiet else []
     if not (fused or quiet):
-        backward += capping(share, scores, backward=True) if capped else []
         backward += [elementwise("scale", share, scores, e, e)] * (scaled + (masked and scaled))
     backward += [
         Gemm(s, heads.d, keys, dtype, b * h, "dgrad"),

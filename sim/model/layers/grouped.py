@@ -45,7 +45,7 @@ def grouped(
         saved=operand(share, routed * k, share.fp8),
         seam=seam if seam_bytes else "",
         seam_bytes=seam_bytes,
-        seam_weights=4 * (seam_bytes // (k * share.e)) if opens and _weighs_inside(share) else 0,
+        seam_weights=4 * (seam_bytes // (k * share.e)) if opens and weighs_inside(share) else 0,
         seam_counts=4 * local * share.shape.ep if opens and seam_bytes and _counts_first(share) else 0,
         copies=share.framework.experts.fused_dispatch * top_k if seam_bytes else 0,
         modules=2 + _pads(share),
@@ -79,7 +79,7 @@ def _products(
     return (forward,) * weights, (rows,) * weights + sums, (weight,) * weights
 
 
-def _weighs_inside(share: Share) -> bool:
+def weighs_inside(share: Share) -> bool:
     """Weights (fp32) follow the tokens by a second all_to_all where the experts' activation takes them (Megatron-Core's
     MoEAlltoAllTokenDispatcher.token_dispatch); HybridEP and DeepEP send both at once."""
     return (

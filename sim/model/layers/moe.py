@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sim.model.check import divisible
 from sim.model.layers.activation import GATED, activation, limited
 from sim.model.layers.elementwise import elementwise
-from sim.model.layers.grouped import grouped, sorts_again
+from sim.model.layers.grouped import grouped, sorts_again, weighs_inside
 from sim.model.layers.linear import linear, scaled_before
 from sim.model.layers.mlp import mlp
 from sim.model.layers.router import apart as frozen_correction
@@ -51,7 +51,11 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     if spec.latent:
         parts.append(linear(share, "moe.latent_down", hidden, width, rows=rows))
     parts.append(_permute(share, *permuted))
-    exchanged = round(rows * _copies(share, spec) * (share.shape.capacity or 1.0) * width * share.e) if share.shape.ep > 1 else 0
+    exchanged = (
+        round((rows if late else tokens) * _copies(share, spec) * (share.shape.capacity or 1.0) * width * share.e)
+        if share.shape.ep > 1
+        else 0
+    )
     columns = inner * (2 if kind in GATED else 1)
     apart = kind in GATED and not fused and share.framework.experts.stacked
     up = grouped(share, "moe.up", local, routed, width, columns, spec.bias, "ep.dispatch", exchanged, spec.top_k, 1 + apart)
@@ -78,7 +82,7 @@ def _gathers_rows(share: Share) -> bool:
 
 def _dispatched(share: Share, up: Part, routed: int, width: int) -> list[Part]:
     """The first product after its exchange over ep, if there is one, and the gathering over tp of what came (and of its routing weights)."""
-    weights = [_over_tp("moe.weights.gather", "tp.gather", 4 * routed)] if up.seam_weights else []
+    weights = [_over_tp("moe.weights.gather", "tp.gather", 4 * routed)] if weighs_inside(share) else []
     return [*_exchange(up, "moe.dispatch"), _over_tp("moe.gather", "tp.gather", routed * width * share.e), *weights, _local(up)]
 
 
@@ -91,14 +95,18 @@ def _over_tp(name: str, seam: Seam, size: int) -> Part:
     return Part(name=name, cls="moe", seam=seam, seam_bytes=size, modules=0)
 
 
+_SEAM = ("seam", "seam_bytes", "seam_weights", "seam_counts", "copies")
+"""What of a part is its exchange."""
+
+
 def _exchange(part: Part, name: str) -> list[Part]:
     """The exchange before or after a part, without the part."""
-    found = Part(name=name, cls="moe", seam=part.seam, seam_bytes=part.seam_bytes, seam_weights=part.seam_weights, modules=0)
-    return [found] if part.seam else []
+    seam = {key: getattr(part, key) for key in _SEAM}
+    return [Part(name=name, cls="moe", modules=0, **seam)] if part.seam else []
 
 
 def _local(part: Part) -> Part:
-    return replace(part, seam="", seam_bytes=0, seam_weights=0)
+    return replace(part, **{key: getattr(Part(name=""), key) for key in _SEAM})
 
 
 def _read_twice(share: Share, first: Part, elements: int) -> Part:

@@ -29,7 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "deepseek": {},
     "gpt-oss": {"bias": True, "sinks": True, "window": 128, "window_every": 2, "rope_scaled": True},  # YaRN by 32
-    "grok": {"activation": "geglu", "post_norms": True, "tied": True},  # Grok-1's released code
+    "grok": {"activation": "geglu", "post_norms": True, "capped_scores": True, "tied": True},  # Grok-1's released code
 }
 
 

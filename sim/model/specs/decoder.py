@@ -137,7 +137,7 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     post_norms: bool = False
     """A norm after attention and after the MLP (Grok-1, Gemma 2; OLMo 2 has only these)."""
     capped_scores: bool = False
-    """A tanh bounds attention's scores (Gemma 2's attn_logit_softcapping)."""
+    """A tanh bounds attention's scores (Gemma 2's attn_logit_softcapping, Grok-1)."""
     capped_logits: bool = False
     """... and the logits (final_logit_softcapping)."""
     sinks: bool = False
@@ -223,6 +223,8 @@ def _check(spec: Decoder) -> None:
         raise BadInput(f"{name}: pre_norms = false needs post_norms = true, and parallel_block = false")
     if spec.tied and spec.further_rows:
         raise BadInput(f"{name}: further_rows = {spec.further_rows}: a tied head has logits for all rows. Add them to vocab")
+    if spec.mla is not None and spec.biased_scores:
+        raise BadInput(f"{name}: latent attention ([mla]) has no scores with a bias or a bound. Leave out alibi and capped_scores")
     if bool(spec.mtp_pattern) != bool(spec.mtp and spec.pattern):
         raise BadInput(
             f'{name}: mtp_pattern is what a module of multi-token prediction holds in a hybrid ("*E"): it goes with mtp and pattern'

@@ -120,6 +120,10 @@ def test_megatrons_split_experts_gather_what_has_come_to_them(ep: int) -> None:
     assert theirs[("tp", "all_gather")] == theirs[("tp", "reduce_scatter")] == [own] * 2
     assert mine[("tp", "reduce_scatter")][-2:] == [whole] * 2 and mine[("tp", "all_gather")][-2:] == [whole] * 2
     assert (mine.get(("ep", "all_to_all"), [])[-4:] == [whole // 2] * 4) == (ep > 1)
+    # Whose tokens are gathered first, sends all the rows that it has permuted.
+    assert (theirs.get(("ep", "all_to_all"), [])[-4:] == [whole] * 4) == (ep > 1)
+    weights = 4 * 2 * 4096  # of two experts for each token that the two ranks of tp have gathered
+    assert mine[("tp", "all_gather")].count(weights) == 1 == mine[("tp", "reduce_scatter")].count(weights)
 
 
 def test_megatrons_experts_sort_rows_again_whether_or_not_they_travelled() -> None:
