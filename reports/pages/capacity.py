@@ -65,7 +65,7 @@ def _row(one: Capacity, unit: str) -> tuple[str, ...]:
     return (
         f"{one.gpus:,}",
         seconds(one.step_time_s),
-        f"{one.days:,.2f}",
+        f"{one.days:,.2f}" if one.days >= 0.1 else f"{one.days:.2g}",
         f"{one.goodput:.1%}",
         f"{one.failures:,}",
         seconds(one.checkpoint_interval_s),

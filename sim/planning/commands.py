@@ -228,20 +228,20 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
             _kept(desk, base, how, found.gpus, on, edits)
         desk.show((found.to_dict() if as_json else _in_words(found)) | unfit(found, as_json), as_json, "capacity")
         if report:
-            desk.say(f"report: {desk.page('capacity', report, plan, found, *_curves(desk, base, on, work, options))}")
+            desk.say(f"report: {desk.page('capacity', report, plan, found, *_curves(desk, base, on, work, found.steps, options))}")
         if not found.fits:
             raise typer.Exit(3)
 
 
-def _curves(desk: Desk, plan: Plan, on: str, work: float, options: dict[str, Any]) -> list[Curve]:
-    """The same training on larger clusters: with the batch as it is, and with one that grows. A mixture has no larger sizes of itself."""
+def _curves(desk: Desk, plan: Plan, on: str, work: float, steps: int, options: dict[str, Any]) -> list[Curve]:
+    """The same training of so many `steps` on larger clusters: with the batch as it is, and with one that grows. A mixture has no larger sizes of itself."""
     from sim.planning.capacity.scaling import Curve, curve_sizes, scaling
     from topologies.cluster import parse
 
     if len(parse(on)) > 1:
         return [Curve(), Curve()]
-    sizes = curve_sizes(plan.world)
-    return [scaling(plan, on, sizes, work, weak=weak, say=_say(desk), **options) for weak in (False, True)]
+    sizes = {False: curve_sizes(plan.world), True: curve_sizes(plan.world, steps)}
+    return [scaling(plan, on, sizes[weak], work, weak=weak, say=_say(desk), **options) for weak in (False, True)]
 
 
 def _in_words(found: Capacity) -> dict[str, Any]:

@@ -49,9 +49,15 @@ _LARGEST = 131_072
 """GPUs of the largest clusters that a curve shows, unless the plan's own is as large."""
 
 
-def curve_sizes(world: int) -> list[int]:
-    """Sizes of cluster that a page shows beside a plan's: its doublings, and one at least. `scaling` takes any."""
-    return [world * 2**n for n in range(_LARGEST.bit_length()) if n < 2 or world * 2**n <= _LARGEST]
+_FEWEST = 1000
+"""Steps that a training has at least whose batch grows with the cluster: with fewer and larger ones it would be another one."""
+
+
+def curve_sizes(world: int, steps: float = math.inf) -> list[int]:
+    """Sizes of cluster that a page shows beside a plan's: its doublings, and one at least; of a batch that grows with them, and makes so many `steps` on
+    `world`, as long as enough steps are left. `scaling` takes any."""
+    most = min(_LARGEST, world * steps / _FEWEST)
+    return [world * 2**n for n in range(_LARGEST.bit_length()) if n < 2 or world * 2**n <= most]
 
 
 def scaling(

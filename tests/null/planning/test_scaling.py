@@ -203,6 +203,7 @@ def test_a_curve_ends_where_clusters_do() -> None:
     assert curve_sizes(8) == [8 * 2**n for n in range(15)]
     assert curve_sizes(16_384) == [16_384, 32_768, 65_536, 131_072]
     assert curve_sizes(131_072) == [131_072, 262_144]
+    assert curve_sizes(8, steps=40_000) == [8, 16, 32, 64, 128, 256] and curve_sizes(8, steps=10) == [8, 16]
 
 
 def test_one_change_away() -> None:
