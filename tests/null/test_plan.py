@@ -220,7 +220,14 @@ def test_frameworks_go_by_the_names_that_people_use() -> None:
 
 
 def test_overrides_by_one_word_are_those_of_a_sweep() -> None:
-    values = {"schedule": "gpipe", "recompute": "full", "precision": "fp32", "framework": "torchtitan", "seq_len": "64", "placement": "cp,tp,dp,pp"}
+    values = {
+        "schedule": "gpipe",
+        "recompute": "full",
+        "precision": "fp32",
+        "framework": "torchtitan",
+        "seq_len": "64",
+        "placement": "cp,tp,dp,pp",
+    }
     for word, key in SHORT.items():
         text = values.get(word, "1")
         assert read_plan("gpt2-ddp8", (f"{word}={text}",)) == read_plan("gpt2-ddp8", (f"{key}={text}",)), word
