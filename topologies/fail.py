@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import msgspec
-import networkx
 
 from topologies.cluster import ON_NODE, Cluster
 from topologies.errors import BadInput, Refused, UnknownName
@@ -30,6 +29,8 @@ def without(machine: Machine, what: str) -> Machine:
 
 def in_one_piece(cluster: Cluster, what: str) -> Cluster:
     """`cluster`, unless GPUs of one of its nodes that are used reach each other over the network alone: trays that only NVSwitches join. Raises `Refused`."""
+    import networkx  # which half of a command's start would go for
+
     for run in cluster.runs:
         graph = networkx.Graph(link.split(">") for link in run.machine.links if ">" in link)
         used = tuple(run.machine.gpus)[: run.ranks]

@@ -62,13 +62,12 @@ def _mean(setting: Setting, step: Callable[[Setting], float]) -> float:
         if setting.plan.asynchronous:
             return mean_step(setting, pricer_for(setting), LONG).total
         found = kinds(setting.plan)
+        drifted = over_period(setting, pricer_for(setting)) if len(found) > 1 else None
+        if drifted is not None:
+            return drifted
         times = [step(msgspec.structs.replace(setting, plan=plan)) for plan, _ in found]
         mean = sum(share * seconds for seconds, (_, share) in zip(times, found, strict=True))
-        if len(times) == 1:
-            return mean
-        pricer = pricer_for(setting)
-        drifted = over_period(setting, pricer)
-        return mean - evened(setting, pricer, times, step).saved if drifted is None else drifted
+        return mean - evened(setting, pricer_for(setting), times, step).saved if len(times) > 1 else mean
 
 
 def _confirmed(setting: Setting) -> float:

@@ -238,7 +238,8 @@ def _added(setting: Setting, step: float, every: int) -> float:
 
 
 def _written(setting: Setting) -> float:
-    """Seconds of a sharded checkpoint, by the slowest of what it passes: the thread of each GPU that writes it, a node's link to the shared store, the store itself."""
+    """Seconds of a sharded checkpoint, by the slowest of what it passes: the thread of each GPU that writes it, a node's link to the
+    shared store, the store itself."""
     part, topology = _shard(setting), setting.topology
     store, ranks = topology.store(0), setting.plan.world
     if store is None:

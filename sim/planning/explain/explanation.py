@@ -143,10 +143,8 @@ def _verdict(found: list[Sensitivity], studied: Studied) -> str:
     if quiet < best.infinitely_fast:
         return f"output-bound: without logging, syncs and checkpoints the step would take {quiet / step:.0%} of its time"
     bound = _BOUND.get(best.resource, "compute-bound")
-    gained = [
-        one for one in found[1:] if one.infinitely_fast < step * (1 - _NEAR) and one.infinitely_fast < best.infinitely_fast + _NEAR * step
-    ]
-    near = ", ".join(f"{one.resource} {one.infinitely_fast / step:.0%}" for one in gained)
+    most = min(step * (1 - _NEAR), best.infinitely_fast + _NEAR * step)
+    near = ", ".join(f"{one.resource} {one.infinitely_fast / step:.0%}" for one in found[1:] if one.infinitely_fast < most)
     return f"{bound}: with infinitely fast {best.resource} the step would take {best.infinitely_fast / step:.0%} of its time" + (
         near and f"; next: {near}"
     )

@@ -108,7 +108,7 @@ def test_a_name_is_no_path() -> None:
 
 def test_loading_a_large_cluster_imports_neither_networkx_nor_numpy() -> None:
     code = (
-        "import sys; from topologies.load import load_topology; t = load_topology('2048x dgx-h100'); t.path(0, 9000);"
+        "import sys; from topologies.load import load_topology; t = load_topology('2048x dgx-h100', ('oversubscription=2',)); t.path(0, 9000);"
         "print([m for m in ('networkx', 'numpy', 'plotly', 'torch', 'simpy') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.strip() == "[]"
