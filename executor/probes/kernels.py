@@ -28,17 +28,19 @@ _WORDS = 1 << 16
 
 
 def gemms(bench: Bench) -> None:
-    """Forward, input gradient and weight gradient layouts; fp32 over a grid, bf16 at a few shapes."""
+    """Forward, input gradient and weight gradient layouts; fp32 over a grid, bf16 at a few shapes. A CPU without units for bf16 has a loop for each
+    layout: 256 cubed took one core of an EPYC 5.6, 25.7 and 2.2 ms."""
     sizes = (8, 256, 1024) if bench.quick else _SIZES
     most = _MOST / (4 if bench.quick else 1)
-    for dtype, roles, some in (
-        ("fp32", ("fwd", "dgrad", "wgrad"), sizes),
-        ("bf16", ("fwd",), (64, 256, 1024)),
+    for dtype, roles, some, largest in (
+        ("fp32", ("fwd", "dgrad", "wgrad"), sizes, most),
+        ("bf16", ("fwd",), (64, 256, 1024), most),
+        ("bf16", ("dgrad", "wgrad"), (64, 256) if bench.quick else (64, 256, 1024), _MOST / 4),
     ):
         for role in roles:
             bench.phase(f"{dtype} GEMMs, {role}")
             for m, n, k in product(some, some, some):
-                if 2.0 * m * n * k <= most:
+                if 2.0 * m * n * k <= largest:
                     bench.work("gemm", role, Gemm(m, n, k, dtype, 1, role), dtype, (m, n, k))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from executor.probes import ddp as probe_ddp
 from executor.probes.bench import Bench
 from executor.probes.host import _accumulate, _autograd
+from executor.probes.kernels import gemms
 from executor.ranks.world import World
 from tests.gloo.gpu_standin import StandIn, alone
 
@@ -176,3 +178,18 @@ def test_a_gradients_way_into_its_bucket_is_launched_and_the_bucket_sent_once(
     found = {one.name: one.median for _, one in bench.found}
     assert (found["ddp_parameter"], found["ddp_step"]) == (pytest.approx(wanted), pytest.approx(1e-4, rel=2e-3))
     assert found["ddp_bucket"] == pytest.approx(bucket)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_products_are_timed_in_each_layout(quick: bool) -> None:
+    """A CPU without units for bf16 multiplies in a loop of its own for each: backward of autocast was half as long as it is, Muon a third."""
+    timed: dict[tuple[str, str], set[tuple[int, ...]]] = defaultdict(set)
+
+    def work(kind: str, role: str, work: object, dtype: str, shape: tuple[int, ...]) -> None:
+        assert kind == "gemm"
+        timed[dtype, role].add(shape)
+
+    gemms(SimpleNamespace(quick=quick, phase=lambda words: None, work=work))  # type: ignore[arg-type]
+    for dtype in ("fp32", "bf16"):
+        forward, *backward = (timed[dtype, role] for role in ("fwd", "dgrad", "wgrad"))
+        assert all(8 <= len(shapes) <= len(forward) and shapes <= forward for shapes in backward)
