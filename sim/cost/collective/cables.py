@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from topologies.graph import Topology
-from topologies.path import Path
 
 Nodes = Mapping[int, Sequence[int]]
 """Node -> the group's members there, in group order."""
@@ -51,24 +50,16 @@ def ring_cables(topology: Topology, nodes: Nodes) -> tuple[str, ...]:
     return tuple(link for here, there in hops for flow in flows(topology, here, there) for link in flow)
 
 
-def sampled(topology: Topology, nodes: Nodes) -> list[Path]:
-    """Two hops of the ring, of one channel: to the next node, and from the last back to the first, which crosses the spines where there are any."""
-    return [topology.path(*next(_channels(topology, here, there))) for here, there in _turns(nodes)]
-
-
-def _turns(nodes: Nodes) -> list[tuple[Sequence[int], Sequence[int]]]:
-    """The ring's hops from the first node, and back to it."""
-    held = list(nodes.values())
-    return [(held[0], held[1]), (held[-1], held[0])] if len(held) > 1 else []
-
-
 def cables(topology: Topology, nodes: Nodes) -> tuple[str, ...]:
-    """Cables that the group's flows take from its first node and back to it: the narrowest of the NICs' own, the switches' that one channel takes, the
-    other NICs'. Of a fabric that passes less up than it takes from below, all uplinks that the group's channels take."""
-    sample = [link for path in sampled(topology, nodes) for link in path.links if "net/" in link]
-    every = [link for here, there in _turns(nodes) for flow in flows(topology, here, there) for link in flow]
-    own = sorted((link for link in dict.fromkeys((*sample, *every)) if "/nic" in link), key=lambda link: topology.rates[link])
-    above = [link for link in (ring_cables(topology, nodes) if topology.narrow else dict.fromkeys(sample)) if "/nic" not in link]
+    """Cables that the group's flows take from its first node to the next, and from the last back to the first, which crosses the spines where there are
+    any: the narrowest of the NICs' own, the switches' that one channel takes, the other NICs'. Of a fabric that passes less up than it takes from below,
+    all uplinks that the group's channels take."""
+    held = list(nodes.values())
+    hops = [flows(topology, *hop) for hop in ((held[0], held[1]), (held[-1], held[0]))] if len(held) > 1 else []
+    one = dict.fromkeys(link for hop in hops for link in hop[0])
+    every = one | dict.fromkeys(link for hop in hops for flow in hop for link in flow)
+    own = sorted((link for link in every if "/nic" in link), key=lambda link: topology.rates[link])
+    above = [link for link in (ring_cables(topology, nodes) if topology.narrow else one) if "/nic" not in link]
     return (*own[:1], *above, *own[1:])
 
 

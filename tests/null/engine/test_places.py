@@ -144,8 +144,8 @@ def test_one_rank_for_all_is_one_of_those_for_whom_the_others_wait(monkeypatch: 
     model = {"layers": 2, "hidden": 4096, "heads": 32, "vocab": 32000, "ffn": 16384}
     simulated, (folded, whole, _) = steps("4x gb200-nvl72", {"dp_shard": 64, "dp_replicate": 4, "zero": 3}, {"model": model})
     assert simulated == 1
-    # It is not one of the eight whose NICs its group's sums share with those over replicas, for which the others wait a little longer still.
-    assert folded == pytest.approx(whole, rel=4e-3)
+    # Alone it does not meet what others send over the NICs that its group's sums take (0.25 %).
+    assert folded == pytest.approx(whole, rel=3e-3)
 
 
 def test_places_are_told_apart_where_a_rank_of_one_is_slow() -> None:
