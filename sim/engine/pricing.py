@@ -6,7 +6,7 @@ Both engines ask here: the one that makes a trace (`run`), and the one that only
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from sim.engine.fuse import Priced, fuse, span
 from sim.engine.groups import Groups
 from sim.engine.links import links_of
 from sim.engine.machine import LOADER, crowding, neighbours, steady, together
+from sim.engine.orbits import on_orbits, orbits
 from sim.mesh import peer_of
 from sim.program import COMPUTE, HOST, MEETING, Op, Program
 
@@ -56,6 +57,7 @@ class Pricing:
         """Those of the whole run, where `groups` are of a part that is run by itself."""
         self._near = beside
         self._crowds = crowds_of(groups, beside)
+        self._orbits: Mapping[str, str] | None = None
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
         self._outside: dict[int, frozenset[str]] = {}
 
@@ -200,7 +202,33 @@ class Pricing:
 
     def _beside_twins(self, op: Op, rank: int, cost_of: CostOf, twin: Twin) -> Cost:
         """What the op costs from `rank` on, beside the same op of those that are simulated as one with it."""
-        return self._crowds.beside(op, rank, cost_of, twin, self.pricer.capacity) if self.folded else cost_of(rank)
+        if not self.folded:
+            return cost_of(rank)
+        return on_orbits(self._crowds.beside(op, rank, cost_of, twin, self.pricer.capacity), self._links_alike())
+
+    def _links_alike(self) -> Mapping[str, str]:
+        """For each link the one that is simulated in its place."""
+        if self._orbits is None:
+            self._orbits = orbits(self._all_meetings(), self.pricer.capacity)
+        return self._orbits
+
+    def _all_meetings(self) -> Iterator[tuple[object, Cost]]:
+        """Of each kind of meeting, on all ranks that may share links with those simulated: who meets, and its cost."""
+        groups, world = self._whole, self.program.world
+        simulated = {groups.stands_for(rank) for rank in range(world)}
+        near = sorted({other for rank in simulated for other in (self._near(rank) if self._near else range(world)) if other < world})
+        ops = {
+            (op.kind, op.group, op.name, op.peer): op
+            for line in self.program.segments.values()
+            for op in line
+            if op.kind in ("collective", "send")
+        }
+        for key, op in ops.items():
+            if op.kind == "send":
+                yield from (((*key, groups.stands_for(rank)), self._hop(op, rank)) for rank in near)
+                continue
+            met = {groups.members(op.group, rank) for rank in near}
+            yield from (((*key, *groups.represented(op.group, of[0])), self.pricer.collective(op, of, 1)) for of in met)
 
     def meets(self, op: Op) -> bool:
         """Does the op need other ranks that are simulated?"""
@@ -260,7 +288,7 @@ class Pricing:
             return end, end
         inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone, self._near)
         inner._meet_costs, inner.local, inner.idle = self._meet_costs, local, self.idle
-        inner._whole, inner._crowds, inner._worked = self._whole, self._crowds, self._worked
+        inner._whole, inner._crowds, inner._worked, inner._orbits = self._whole, self._crowds, self._worked, self._orbits
         return self._run_alone(inner, fuse(ops, local, quiet, slow), rank, beside)
 
 

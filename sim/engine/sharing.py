@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from sim.engine.agenda import Clock
 
 _SLACK = 1 + 1e-12
+_SAME = 1e-12
+"""Seconds (of a second that has passed) by which equal flows may seem to end apart, by rounding alone: those of equal ranks would drift from each
+other ever further, since who is first finds the link free."""
 Uses = tuple[tuple[str, float], ...]
 """What a flow wants of each resource per second."""
 
@@ -27,6 +30,11 @@ class Flow:
         self.rate = 0.0
         self.ticket = 0
         self.weight = share or uses[0][1]
+
+    @property
+    def crowded(self) -> list[tuple[str, Resource]]:
+        """Its resources whose flows want more than they have, by name."""
+        return [(name, resource) for (name, _), (resource, _) in zip(self.uses, self.taken, strict=True) if resource.wish > resource.most]
 
 
 class Resource:
@@ -100,16 +108,27 @@ class Sharing:
             found = self._resources[name] = Resource(self._source[name])
         return found
 
-    def _finish(self, flow: Flow) -> None:
-        crowded = [name for (name, _), (resource, _) in zip(flow.uses, flow.taken, strict=True) if resource.wish > resource.most]
-        for resource, amount in flow.taken:
-            users = resource.users
-            del users[flow]
-            # An empty resource restarts from zero, so that rounding never accumulates.
-            resource.wish = resource.wish - amount if users else 0.0
+    def _finish(self, first: Flow) -> None:
+        ended = self._with(first)
+        crowded = [name for flow in ended for name, _ in flow.crowded]
+        for flow in ended:
+            flow.ticket += 1
+            for resource, amount in flow.taken:
+                users = resource.users
+                del users[flow]
+                # An empty resource restarts from zero, so that rounding never accumulates.
+                resource.wish = resource.wish - amount if users else 0.0
         if crowded:
             self._refill(crowded)
-        flow.done()
+        for flow in ended:
+            flow.done()
+
+    def _with(self, first: Flow) -> dict[Flow, None]:
+        """Those that end now: `first`, and who shares a crowded resource with it and has no more to do than rounding leaves."""
+        now = self._clock.now
+        least = _SAME * max(1.0, now)
+        beside = (flow for _, resource in first.crowded for flow in resource.users)
+        return {first: None} | {flow: None for flow in beside if flow.remaining - (now - flow.since) * flow.rate <= least * flow.rate}
 
     def _set_rate(self, flow: Flow, rate: float) -> None:
         now = self._clock.now

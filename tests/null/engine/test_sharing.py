@@ -110,3 +110,23 @@ def test_a_run_without_spans_of_single_ops_looks_at_no_link_that_never_binds() -
     assert metrics.step_times(fine.run()) == pytest.approx(metrics.step_times(few.run()), rel=1e-12)
     assert few.prices.idle and fine.sharing.moved.keys() > few.sharing.moved.keys()
     assert few.sharing.moved.keys().isdisjoint(few.prices.idle)
+
+
+def test_equal_flows_that_rounding_sets_apart_end_together() -> None:
+    """Three flows of a third of a link each, slowed and let go by a fourth: all end in one moment, so that none begins its next one first."""
+    env, ends = Environment(), list[float]()
+    sharing = Sharing(env, {"a": 1.0})
+    for work in (0.7, 0.7 + 1e-16, 0.7 + 2e-16):
+        sharing.start(work, (("a", 1 / 2.3),), lambda: ends.append(env.now))
+    sharing.start(0.1, (("a", 0.9),), lambda: None)
+    env.run()
+    assert len(ends) == 3 and len(set(ends)) == 1
+
+
+def test_flows_that_end_apart_by_more_than_rounding_stay_apart() -> None:
+    env, ends = Environment(), list[float]()
+    sharing = Sharing(env, {"a": 1.0})
+    for work in (0.7, 0.7 + 1e-9):
+        sharing.start(work, (("a", 0.8),), lambda: ends.append(env.now))
+    env.run()
+    assert len(set(ends)) == 2

@@ -14,7 +14,7 @@ from sim.engine.run import simulate
 from sim.engine.steps import step_times
 from sim.lower.step import lower
 from sim.predict import predict, predict_setting
-from sim.setting.bind import bind
+from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.timeline import metrics
 from topologies.load import load_topology
@@ -46,8 +46,32 @@ def test_folded_equals_unfolded_on_any_fabric(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         edits += ["block=1", f"core_oversubscription={data.draw(st.sampled_from(RATIOS))}"]
     setting = bind(plan(parallel, framework="pytorch", comm={"overlap": data.draw(st.booleans())}), on, edits)
+    assert_folded_equals_unfolded(setting)
+
+
+def assert_folded_equals_unfolded(setting: Setting) -> None:
     folded, whole = (predict_setting(setting, fold=fold, detail=False, steps=2).step_time_s for fold in (True, False))
-    assert folded == pytest.approx(whole, rel=1e-3)
+    assert folded == pytest.approx(whole, rel=1e-6)
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize(("on", "ratio"), [("4x leonardo-a100", 8), ("4x dgx-h100", 2.5)])
+def test_stages_on_a_spine_of_their_own_meet_those_of_other_replicas_there(on: str, ratio: float) -> None:
+    """One replica's stages lie on two spines, those of the next the other way round: both carry all stages. (2.8 and 0.1 % too fast.)"""
+    world = 16 if "leonardo" in on else 32
+    parallel = {"tp": 2, "pp": 4, "dp_replicate": world // 8, "placement": "dp,pp,tp,cp"}
+    edits = ("pod=2", "oversubscription=1", "rails=4", "block=1", f"core_oversubscription={ratio}")
+    setting = bind(plan(parallel, framework="pytorch", comm={"overlap": False}), on, edits)
+    assert len(set(representatives(lower(setting.plan, setting.network, setting.framework, "cuda", 2), setting.places))) == 4
+    assert_folded_equals_unfolded(setting)
+
+
+@pytest.mark.no_cover
+def test_equal_groups_stay_beside_each_other() -> None:
+    """Four groups gather over the same narrow uplinks at the same time. (By rounding alone one was ahead, and then more and more: 1.8 % too fast.)"""
+    parallel = {"tp": 4, "dp_shard": 8, "zero": 3, "placement": "tp,cp,dp,pp"}
+    setting = bind(plan(parallel, framework="pytorch", comm={"overlap": True}), "4x aws-p4d", ("pod=1", "oversubscription=2", "rails=1"))
+    assert_folded_equals_unfolded(setting)
 
 
 @pytest.mark.no_cover
