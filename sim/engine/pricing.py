@@ -6,20 +6,16 @@ Both engines ask here: the one that makes a trace (`run`), and the one that only
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from msgspec.structs import replace
-
-from sim.cost.price import Cost, Pricer, met
-from sim.engine.apart import worked
+from sim.cost.price import Cost, Pricer
 from sim.engine.condense import condense, outside_events, shape_of, stretches
-from sim.engine.crowds import Beside, CostOf, Twin, crowds_of
+from sim.engine.crowds import Beside
 from sim.engine.fuse import Priced, fuse, span
 from sim.engine.groups import Groups
 from sim.engine.links import links_of
 from sim.engine.machine import LOADER, crowding, neighbours, steady, together
-from sim.engine.orbits import on_orbits, orbits
-from sim.mesh import peer_of
+from sim.engine.meeting_costs import MeetingCosts
 from sim.program import COMPUTE, HOST, MEETING, Op, Program
 
 _OFTEN = 4
@@ -49,15 +45,8 @@ class Pricing:
         """Resources that never bind (`sim.engine.links`)."""
         self._contended: frozenset[int] = frozenset()
         """Ids of collectives that lose much to others on the same links, and so cannot be run by themselves."""
-        self._meet_costs: dict[tuple[object, ...], Cost] = {}
-        """By what is sent, how, in which group, and the rank: equal layers ask for the same."""
-        self._worked: dict[int, dict[int, float]] = {}
-        """Of each rank: seconds that it has worked before each meeting."""
-        self._whole = groups
+        self._met = MeetingCosts(program, pricer, groups, folded, beside)
         """Those of the whole run, where `groups` are of a part that is run by itself."""
-        self._near = beside
-        self._crowds = crowds_of(groups, beside)
-        self._orbits: Mapping[str, str] | None = None
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
         self._outside: dict[int, frozenset[str]] = {}
 
@@ -144,91 +133,12 @@ class Pricing:
         return Cost(whole.seconds, whole.source, host=cost.host)
 
     def collective(self, op: Op, rank: int) -> Cost:
-        """A collective of the rank's group, which NCCL runs as if alone, beside those of the groups that are simulated as this one."""
-        key = (op.name, op.cls, op.bytes, op.how, op.works, op.lane, op.group, rank)
-        cost = self._meet_costs.get(key)
-        if cost is None:
-            groups, axis = self._whole, op.group
-
-            def alone(other: int) -> Cost:
-                return self.pricer.collective(op, groups.members(axis, other), 1)
-
-            def twin(other: int) -> int | None:
-                return groups.members(axis, other)[0] if groups.represented(axis, other) == groups.represented(axis, rank) else None
-
-            cost = self._meet_costs[key] = self._beside_twins(op, groups.members(axis, rank)[0], alone, twin)
-        return self._met(op, cost, rank)
+        """A collective of the rank's group."""
+        return self._met.collective(op, rank)
 
     def message(self, op: Op, rank: int) -> Cost:
-        """A message that `rank` sends; where the rank stands for all of a ring, the ring's slowest hop, for which all of it waits."""
-        key = (op.peer, op.bytes, op.lane, op.group, rank)
-        cost = self._meet_costs.get(key)
-        if cost is None:
-            groups = self._whole
-            ring = groups.members(op.group, rank) if groups.represented(op.group, rank) == (rank,) else (rank,)
-
-            def alone(other: int) -> Cost:
-                return self._hop(op, other)
-
-            def twin(other: int) -> int | None:
-                return other if groups.stands_for(other) == rank else None
-
-            cost = self._meet_costs[key] = max((self._beside_twins(op, one, alone, twin) for one in ring), key=lambda hop: hop.seconds)
-        return self._met(op, cost, rank)
-
-    def _met(self, op: Op, cost: Cost, rank: int) -> Cost:
-        """A meeting's cost after what the rank computes before it."""
-        if not cost.apart and not cost.wander:
-            return cost
-        found = self._worked.get(rank)
-        if found is None:
-            calls = (call.segment for call in self.program.threads(rank)[HOST])
-            found = self._worked[rank] = worked(calls, self.program.segments, lambda op: self.pricer.local(op, rank).seconds)
-        return met(cost, found.get(id(op), cost.after))
-
-    def _hop(self, op: Op, rank: int) -> Cost:
-        """A message from `rank`. Where its peer is simulated as `rank` is, it arrives at `rank` from who is as far before: the links at its
-        end are those on which `rank` itself is reached, where other messages may wait for them."""
-        groups = self._whole
-        peer = groups.peer_of(op, rank)
-        cost = self.pricer.message(op, rank, peer, 1)
-        if not self.folded or not cost.uses or groups.stands_for(peer) != groups.stands_for(rank):
-            return cost
-        come = self.pricer.message(op, peer_of(groups.members(op.group, rank), rank, -op.peer), rank, 1)
-        if len(come.uses) != len(cost.uses):
-            return cost
-        half = (len(cost.uses) + 1) // 2
-        return replace(cost, uses=(*cost.uses[:half], *come.uses[half:]))
-
-    def _beside_twins(self, op: Op, rank: int, cost_of: CostOf, twin: Twin) -> Cost:
-        """What the op costs from `rank` on, beside the same op of those that are simulated as one with it."""
-        if not self.folded:
-            return cost_of(rank)
-        return on_orbits(self._crowds.beside(op, rank, cost_of, twin, self.pricer.capacity), self._links_alike())
-
-    def _links_alike(self) -> Mapping[str, str]:
-        """For each link the one that is simulated in its place."""
-        if self._orbits is None:
-            self._orbits = orbits(self._all_meetings(), self.pricer.capacity)
-        return self._orbits
-
-    def _all_meetings(self) -> Iterator[tuple[object, Cost]]:
-        """Of each kind of meeting, on all ranks that may share links with those simulated: who meets, and its cost."""
-        groups, world = self._whole, self.program.world
-        simulated = {groups.stands_for(rank) for rank in range(world)}
-        near = sorted({other for rank in simulated for other in (self._near(rank) if self._near else range(world)) if other < world})
-        ops = {
-            (op.kind, op.group, op.name, op.peer): op
-            for line in self.program.segments.values()
-            for op in line
-            if op.kind in ("collective", "send")
-        }
-        for key, op in ops.items():
-            if op.kind == "send":
-                yield from (((*key, groups.stands_for(rank)), self._hop(op, rank)) for rank in near)
-                continue
-            met = {groups.members(op.group, rank) for rank in near}
-            yield from (((*key, *groups.represented(op.group, of[0])), self.pricer.collective(op, of, 1)) for of in met)
+        """A message that `rank` sends."""
+        return self._met.message(op, rank)
 
     def meets(self, op: Op) -> bool:
         """Does the op need other ranks that are simulated?"""
@@ -286,9 +196,8 @@ class Pricing:
         if all(_fits(op, cost, local) for op, cost in ops) and not (beside and any(cost.host for _, cost in ops)):
             end = span(ops, slow, beside)
             return end, end
-        inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone, self._near)
-        inner._meet_costs, inner.local, inner.idle = self._meet_costs, local, self.idle
-        inner._whole, inner._crowds, inner._worked, inner._orbits = self._whole, self._crowds, self._worked, self._orbits
+        inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone)
+        inner._met, inner.local, inner.idle = self._met, local, self.idle
         return self._run_alone(inner, fuse(ops, local, quiet, slow), rank, beside)
 
 
