@@ -25,7 +25,7 @@ def framework_of(plan: Plan) -> Framework:
     )
     if found.compile and found.data_parallel.gradients_at_end:  # and the division of the sums is fused with what reads them
         found = found.but(data_parallel={"overlap_grad": False, "prescales": False})
-    return found if plan.comm.reduce_dtype is None else _reducing_in(found, plan.comm.reduce_dtype, o.states is not None)
+    return found if plan.comm.reduce_dtype is None else _reducing_in(found, plan.comm.reduce_dtype)
 
 
 def _said(words: dict[str, Any]) -> dict[str, Any]:
@@ -40,17 +40,10 @@ def _dtypes(base: Framework, precision: str) -> dict[str, Any]:
     return {field: precision for field in kept if precision in _HALVES and getattr(base.precision, field) in _HALVES}
 
 
-def _reducing_in(framework: Framework, dtype: str, reads_narrow: bool) -> Framework:
+def _reducing_in(framework: Framework, dtype: str) -> Framework:
     """Gradients travel in `dtype`. Megatron's flat buffer is of that dtype itself (megatron/core/distributed/distributed_data_parallel.py,
-    grad_reduce_in_fp32); from a narrow one each rank's share becomes fp32 for the step (optimizer/distrib_optimizer.py,
-    _copy_model_grads_to_main_grads), unless the update `reads_narrow` ones (the precision-aware optimizer)."""
-    precision: dict[str, Any] = {"reduce_dtype": dtype}
-    optimizer: dict[str, Any] = {}
-    if framework.linears.accumulates:
-        precision["grad_dtype"] = dtype
-        if framework.precision.master and framework.precision.grad_dtype == "fp32" != dtype and not reads_narrow:
-            optimizer["flat_step"] = framework.optimizer.flat_step + 4.0
-    return framework.but(precision=precision, optimizer=optimizer)
+    grad_reduce_in_fp32)."""
+    return framework.but(precision={"reduce_dtype": dtype} | ({"grad_dtype": dtype} if framework.linears.accumulates else {}))
 
 
 def zero_of(plan: Plan, framework: Framework) -> int:

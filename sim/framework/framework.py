@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -38,6 +38,8 @@ class Framework(Habits, frozen=True, kw_only=True):
     """The device holds all kernels of its libraries from the start (before CUDA 11.7 and PyTorch 1.13, which load them when they are called)."""
     compile: bool = False
     """Elementwise chains fused by a compiler (torch.compile, XLA)."""
+    vocab_multiple: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
+    """Rows of the vocabulary's table on each rank of tensor parallelism are filled up to a multiple of it."""
     early_stop: bool = False
     """Full recomputation ends with the last saved tensor: the layer's last product is not run again. Of eager modules it is torch.utils.checkpoint's,
     which calls a Python function with each tensor that autograd keeps."""

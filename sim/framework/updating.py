@@ -58,6 +58,8 @@ class Updates(Habits, frozen=True, kw_only=True):
     flat_step: Annotated[float, Meta(ge=0.0, le=16.0)] = 0.0
     """Bytes that the step makes anew for each parameter of the rank's shard, in a few tensors as large as the shard (DeepSpeed's
     ZeRO-1: its gradients flattened, and in fp32)."""
+    widens: bool = False
+    """For an fp32 copy of the parameters, gradients of 16 bits become fp32 ones of their own before anything of the update looks at them."""
     clip: bool = False
     """By the global norm."""
     reads_norm: bool = False

@@ -11,7 +11,7 @@ from sim.framework.chosen import sharding_of, zero_of
 from sim.framework.framework import Framework
 from sim.lower.data_parallel.buckets import named
 from sim.lower.optimizer import muon, outer
-from sim.lower.optimizer.owned import copy_width, moment_width, states
+from sim.lower.optimizer.owned import copy_width, moment_width, states, widens
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network, Part
 from sim.model.stages import Blocks, reader
@@ -137,6 +137,8 @@ def _packed(plan: Plan, framework: Framework, zero: int) -> int:
 def _flat(plan: Plan, framework: Framework) -> float:
     """Bytes of an element that a step makes in flat tensors. Who turns ZeRO off in DeepSpeed has all gradients cast to fp32, and these joined then
     (runtime/fp16/fused_optimizer.py, step); its ZeRO-1 works as ever where nobody shares."""
+    if widens(plan, framework, sharding_of(plan, framework)[0]):
+        return 4.0
     return framework.optimizer.flat_step if zero_of(plan, framework) or not framework.optimizer.flat_step else 8.0
 
 

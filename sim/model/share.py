@@ -46,6 +46,11 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def tp(self) -> int:
         return self.shape.tp
 
+    def words(self, vocab: int) -> int:
+        """Rows of the vocabulary's table on this rank, with those that fill it up."""
+        multiple = self.framework.vocab_multiple
+        return -(-vocab // (multiple * self.tp)) * multiple
+
 
 def share_of(shape: Shape, framework: Framework, attention: str = "flash") -> Share:
     """Raises `UnknownName` for a precision, `BadInput` where cp does not divide the sequence."""

@@ -77,10 +77,9 @@ def family_of(row: Row) -> str:
     return next((family for pattern, family in _FAMILIES if re.search(pattern, text)), "")
 
 
-def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str, Any]:
+def model_of(row: Row, assumed: list[str]) -> dict[str, Any]:
     """The plan's model table; guesses are added to `assumed`.
 
-    `vocab_multiple`: the vocabulary is padded to a multiple, as the framework does.
     Raises `Refused` where the architecture is not given and its name is none that ships.
     """
     kind = f"{row.model_type} | {row.model_name}".lower()
@@ -88,20 +87,20 @@ def model_of(row: Row, assumed: list[str], vocab_multiple: int = 1) -> dict[str,
         if re.search(pattern, kind) and (tree := described(row, assumed)):
             return tree
     if re.search(_NAMED, kind):
-        return _by_name(row, assumed, vocab_multiple)
+        return _by_name(row, assumed)
     row = with_blanks(row, assumed)
     if row.n_layers is None or row.hidden is None:
         if shipped_model(row.model_name, row.params) or not (sized := with_sizes(row, assumed)):
-            return _by_name(row, assumed, vocab_multiple)
+            return _by_name(row, assumed)
         row = sized
     if re.search(MIXERS, kind):
         if shipped_model(row.model_name) and "hybrid" not in kind:
-            return _by_name(row, assumed, vocab_multiple)
+            return _by_name(row, assumed)
         raise Refused(f"{row.model_name}: a hybrid needs its layer pattern, which the row does not give, and layers that are described")
-    return _decoder(row, assumed, vocab_multiple)
+    return _decoder(row, assumed)
 
 
-def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any]:
+def _decoder(row: Row, assumed: list[str]) -> dict[str, Any]:
     assert row.n_layers is not None and row.hidden is not None
     base = named(row)
     family = family_of(row) or _usual(row)
@@ -122,7 +121,7 @@ def _decoder(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any
         n_layers=row.n_layers,
         hidden=row.hidden,
         n_heads=heads,
-        vocab_size=-(-vocab // vocab_multiple) * vocab_multiple,
+        vocab_size=vocab,
         n_kv_heads=row.n_kv_heads or 0,
         head_dim=row.head_dim or 0,
         ffn_hidden=row.ffn_hidden or _ffn(row, family, assumed),
@@ -235,7 +234,7 @@ def _activation(row: Row) -> str:
     return next((name for pattern, name in _ACTIVATIONS if re.search(pattern, row.activation.lower())), "")
 
 
-def _by_name(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any]:
+def _by_name(row: Row, assumed: list[str]) -> dict[str, Any]:
     """A shipped model of that name, where the row gives no sizes. Raises `Refused` where there is none."""
     found = shipped_model(row.model_name, row.params, modern=not "" < row.date < "2024")
     if not found:
@@ -243,7 +242,7 @@ def _by_name(row: Row, assumed: list[str], vocab_multiple: int) -> dict[str, Any
     assumed.append(f"architecture of the shipped model {found}")
     spec = load_model(found)
     if isinstance(spec, Decoder):
-        spec = msgspec.structs.replace(spec, vocab=-(-spec.vocab // vocab_multiple) * vocab_multiple, **_as_run(row, family_of(row)))
+        spec = msgspec.structs.replace(spec, **_as_run(row, family_of(row)))
         return _with_task(_examples(spec, row, assumed), row, assumed)
     tree: dict[str, Any] = msgspec.to_builtins(with_side(spec, row, assumed))
     return tree

@@ -35,8 +35,6 @@ from sim.model.load import model_from
 from sim.plan import Batch, Comm, Memory, Parallel, Plan
 from topologies.errors import BadInput, Refused
 
-_MEGATRON = ("megatron", "nemo", "mlperf-nvidia", "oneflow-gpt")
-"""Frameworks that pad the vocabulary to a multiple of 128 on each rank of tensor parallelism (make_vocab_size_divisible_by)."""
 _WITHOUT_SP = ("megatron-2020", "megatron-2021", "megatron-deepspeed", "oneflow")
 """Frameworks of before sequence parallelism, or without."""
 _SEQUENCE_PARALLEL = "2022-05"
@@ -71,7 +69,7 @@ def case_of(row: Row) -> Case:
     row = on_nodes(in_devices(msgspec.structs.replace(completed(row), gpus=gpus_of(row, assumed)), assumed), assumed)
     row = beside_data(with_widths(row), assumed)
     framework = framework_of_row(row, assumed)
-    model = model_of(row, assumed, 128 * (row.tp or 1) if framework.startswith(_MEGATRON) else 1)
+    model = model_of(row, assumed)
     row = _in_samples(row, str(model.get("family", "decoder")), assumed)
     layers, further = int(model.get("layers", 1)), int(model.get("mtp", 0))
     machine, edits = machine_of(named_system(row), assumed)

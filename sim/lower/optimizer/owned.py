@@ -44,6 +44,13 @@ def reads_narrow(plan: Plan, framework: Framework, zero: int) -> bool:
     return plan.optimizer.states is not None and framework.linears.accumulates and narrow and zero < 3
 
 
+def widens(plan: Plan, framework: Framework, zero: int) -> bool:
+    """Are fp32 gradients made of narrower ones before the update? Megatron-FSDP's optimizer has its own buffers' (the same function returns), and
+    what the host updates is widened there."""
+    narrow = BYTES[framework.precision.grad_dtype] < 4 and framework.precision.master and zero < 3
+    return framework.optimizer.widens and narrow and not plan.host_updates and not reads_narrow(plan, framework, zero)
+
+
 def copy_width(plan: Plan, framework: Framework, zero: int) -> float:
     """Bytes an element of the fp32 copy of the parameters that an optimizer keeps beside those that forward reads: none where autocast makes these
     anew, or the copy is all that a rank keeps; what 16 bits lack of it where the update reads them (`reads_narrow`)."""

@@ -12,7 +12,7 @@ from sim.lower.ops import collective, compute, order, read_back, spent
 from sim.lower.optimizer import muon
 from sim.lower.optimizer.adafactor import factored_step
 from sim.lower.optimizer.lists import called, over_all, passed
-from sim.lower.optimizer.owned import Share, moment_width, reads_narrow, state_dtype, state_width
+from sim.lower.optimizer.owned import Share, moment_width, reads_narrow, state_dtype, state_width, widens
 from sim.optimizers import OPTIMIZERS
 from sim.program import COMPUTE, D2H, H2D, Op
 from sim.work import HostWork, MemoryBound, Work
@@ -39,18 +39,32 @@ def update(job: Job, share: Share) -> list[Op]:
     if not share.elements:
         return _sums(job, share) if job.framework.optimizer.clip else []
     read = read_back(job, "optimizer/loss.read", CLS) if job.framework.optimizer.reads_loss else []
-    ops = read + unscale(job, share) + clip(job, share)
+    ops = read + _widened(job, share) + unscale(job, share) + clip(job, share)
     if job.plan.host_optimizer:
         return ops + offloaded(job, share)
     return ops + step(job, share)
+
+
+def _widens(job: Job) -> bool:
+    return widens(job.plan, job.framework, job.zero)
+
+
+def _widened(job: Job, share: Share) -> list[Op]:
+    """fp32 gradients of this rank's share, made of narrower ones, which all that follows reads (Megatron-Core's _copy_model_grads_to_main_grads)."""
+    return [compute(job, "optimizer/main_grads", (_cast(job, share),), CLS)] if _widens(job) else []
+
+
+def _read(job: Job) -> tuple[float, str]:
+    """(bytes, dtype) of the gradients that are unscaled and clipped."""
+    return (4.0, "fp32") if _widens(job) else (job.grad_bytes, job.framework.precision.grad_dtype)
 
 
 def unscale(job: Job, share: Share) -> list[Op]:
     """fp16: gradients divided by the loss scale and looked through for infinities; the host reads the verdict."""
     if job.plan.precision != "fp16":
         return []
-    g = job.grad_bytes
-    works = (over_all(job, share, "scale_", g, g, job.framework.precision.grad_dtype, 1),)
+    g, dtype = _read(job)
+    works = (over_all(job, share, "scale_", g, g, dtype, 1),)
     return [compute(job, "optimizer/unscale", works, CLS), *read_back(job, "optimizer/found-inf", CLS)]
 
 
@@ -63,7 +77,7 @@ def clip(job: Job, share: Share) -> list[Op]:
     """
     if not job.framework.optimizer.clip:
         return []
-    g, dtype = job.grad_bytes, job.framework.precision.grad_dtype
+    g, dtype = _read(job)
     if job.framework.optimizer.implementation == "scripted":
         g, dtype = (4.0, "fp32") if job.framework.precision.master else (g, dtype)
         norm, scale = (tuple(called(share, ((what, 1, written),), g, dtype)) for what, written in (("norm", 0), ("scale_", 1)))
@@ -152,10 +166,14 @@ def _reads_narrow(job: Job) -> bool:
 
 
 def _main_gradients(job: Job, share: Share) -> list[Work]:
-    """Low-precision gradients become fp32 ones for an fp32 master copy."""
-    if not job.framework.precision.master or job.grad_bytes >= 4 or _reads_narrow(job):
+    """Low-precision gradients become fp32 ones for an fp32 master copy, where they have not before."""
+    if not job.framework.precision.master or job.grad_bytes >= 4 or _reads_narrow(job) or _widens(job):
         return []
-    return [over_all(job, share, "cast", job.grad_bytes, 4.0, "fp32")]
+    return [_cast(job, share)]
+
+
+def _cast(job: Job, share: Share) -> Work:
+    return over_all(job, share, "cast", job.grad_bytes, 4.0, "fp32")
 
 
 def model_copy(job: Job, share: Share) -> list[Work]:

@@ -25,7 +25,7 @@ def embedding(
 
     Backward fills a dense gradient with zeros and scatters into it. Under autocast the lookup stays fp32.
     """
-    local = -(-vocab // share.tp)
+    local = share.words(vocab)
     n, es = share.rows * hidden, share.es
     ids = 8 * share.rows
     lookup: Work = MemoryBound("embedding", n * es + ids, n * es, share.act)
@@ -71,7 +71,7 @@ def logits(
     """The vocabulary-parallel output linear; its weight belongs to the embedding where `tied`."""
     seam_bytes = (rows or share.rows) * hidden * share.e if share.tp > 1 else 0
     part = linear(
-        share, "head.logits", hidden, -(-vocab // share.tp), rows=rows, bias=bias, low=share.framework.loss.low_head, stream=True, frozen=frozen,
+        share, "head.logits", hidden, share.words(vocab), rows=rows, bias=bias, low=share.framework.loss.low_head, stream=True, frozen=frozen,
         seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, saved_rows=0 if rows else share.srows,
     )  # fmt: skip
     return replace(part, tensors=part.tensors[1:], matrices=()) if tied else part
@@ -81,7 +81,7 @@ def capped_logits(share: Share, vocab: int) -> list[Part]:
     """A tanh bounds this rank's logits; a compiler puts it into the loss."""
     if share.framework.compile:
         return []
-    n = share.rows * -(-vocab // share.tp)
+    n = share.rows * share.words(vocab)
     there, back = capping(share, n), capping(share, n, backward=True)
     return [Part(name="head.cap", forward=tuple(there), backward=tuple(back), cls="elementwise", saved=n * share.e, modules=0)]
 
@@ -95,7 +95,7 @@ def loss(share: Share, vocab: int, *, rows: int = 0, name: str = "head.loss") ->
     keeps log_softmax, and has three more such tensors in backward.
     """
     tokens = rows or share.rows
-    n, e = tokens * -(-vocab // share.tp), share.e
+    n, e = tokens * share.words(vocab), share.e
     habits = share.framework
     megatron = share.tp > 1 or habits.loss.in_place
     if habits.loss.fused or (habits.compile and habits.loss.compiled):

@@ -19,6 +19,8 @@ from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, program, show
 from topologies.errors import Refused
 
+GPT2: dict[str, Any] = {"base": "gpt2-124m", "vocab": 50304}
+"""With a vocabulary that no framework fills up."""
 MIXED = QUIET.but(precision={"param_dtype": "bf16", "master": True, "grad_dtype": "fp32"})
 
 
@@ -196,9 +198,7 @@ def test_memory_of_moments_of_fewer_bytes(zero: int) -> None:
     split = {"dp_shard": 8, "zero": zero} if zero else {"dp_replicate": 8}
     found = []
     for states in ("fp32", "bf16", "fp8"):
-        plan = load_plan(
-            {"model": "gpt2-124m", "seq_len": 1024, "framework": "megatron-core", "parallel": split, "optimizer": {"states": states}}
-        )
+        plan = load_plan({"model": GPT2, "seq_len": 1024, "framework": "megatron-core", "parallel": split, "optimizer": {"states": states}})
         system = bind(plan, "dgx-h100")
         found.append(memory_of(plan, system.network, system.framework).optimizer)
     ways, params = 8 if zero else 1, system.network.parameters
@@ -209,13 +209,13 @@ def test_memory_of_moments_of_fewer_bytes(zero: int) -> None:
 @pytest.mark.parametrize("framework", ["megatron-core", "megatron-bridge"])
 def test_the_precision_aware_optimizer_keeps_what_parameters_lack(framework: str) -> None:
     """Of fp32 parameters 16 bits (store_param_remainders); gradients are read as they are, and parameters written, by the update itself."""
-    plan: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 64, "framework": framework, "parallel": {"dp_shard": 8, "zero": 1}}
+    plan: dict[str, Any] = {"model": GPT2, "seq_len": 64, "framework": framework, "parallel": {"dp_shard": 8, "zero": 1}}
     found = []
     for optimizer in ({}, {"states": "fp32"}):
         system = bind(load_plan(plan | {"optimizer": optimizer}), "dgx-h100")
         p = lower(system.plan, system.network, system.framework, "cuda", 1)
-        ops = [op for ops in p.segments.values() for op in ops if op.id == "optimizer/step"]
-        kernels = [work for work in ops[0].works if isinstance(work, MemoryBound)]
+        ops = [op for op in p.segments["update"] if op.id in ("optimizer/main_grads", "optimizer/step")]
+        kernels = [work for op in ops for work in op.works if isinstance(work, MemoryBound)]
         found.append((p.resident["optimizer"], sorted({work.what for work in kernels}), sum(work.bytes for work in kernels)))
     (whole, _, moved), (narrow, names, fewer) = found
     elements = system.network.parameters / 8

@@ -47,7 +47,7 @@ def test_squared_relu_in_eager_kernels() -> None:
 
 
 def test_a_compiled_loss_passes_over_fp32_logits_three_times() -> None:
-    vocab = 1000
+    vocab = 1024
     one, steps = (loss(_share(loss={"scripted": jit}), vocab) for jit in (False, True))
     sizes = [
         [sum(w.read + w.written for w in works if isinstance(w, MemoryBound)) / (ROWS * vocab) for works in (p.forward, p.backward)]

@@ -19,8 +19,8 @@ from sim.setting.pricer import pricer_for
 from sim.timeline.metrics import step_time
 from topologies.errors import BadInput
 
-SMALL = {"base": "gpt2-124m", "layers": 4, "tied": False, "dropout": 0.0}
-TABLE = 50257 * 768
+SMALL = {"base": "gpt2-124m", "layers": 4, "tied": False, "dropout": 0.0, "vocab": 50304}
+TABLE = 50304 * 768
 
 
 def _setting(model: dict[str, Any], on: str = "dgx-h100", framework: str = "megatron-core", **parallel: Any) -> Setting:
