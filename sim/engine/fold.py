@@ -22,6 +22,20 @@ _CLASSES = 128
 rank of them a kind of its own, whose steps differ by less than 1 % from those of one rank for each stage."""
 
 
+class Passage(NamedTuple):
+    """What one group's collectives, or one rank's messages, take between nodes."""
+
+    purpose: str
+    """Equal passages of equal ranks have equal ones."""
+    members: tuple[int, ...]
+    links: tuple[str, ...]
+    """By name, in the same order for equal ones."""
+
+
+Crossing = Callable[[tuple[str, ...]], Sequence[Passage]]
+"""All passages of meetings along these axes, those of one rank in the same order as those of another."""
+
+
 class Places(NamedTuple):
     """Where ranks sit on a machine, as far as that tells them apart."""
 
@@ -41,6 +55,8 @@ class Places(NamedTuple):
     these ranks stands for those in its place."""
     slow: bool = False
     """Some ranks compute more slowly than their kin: one rank for each stage would not tell of those."""
+    crossing: Crossing | None = None
+    """Where links between nodes may lack rate."""
 
 
 _PLACES = 16
@@ -59,6 +75,28 @@ def beside(symmetry: Symmetry) -> Callable[[int], Sequence[int]] | None:
     return None if isinstance(symmetry, bool) else symmetry.beside
 
 
+def passages(symmetry: Symmetry, program: Program) -> Sequence[Passage]:
+    """What the program's meetings take between nodes; none where nobody lacks rate there, or it is not said."""
+    return () if isinstance(symmetry, bool) or symmetry.crossing is None else symmetry.crossing(meets_along(program))
+
+
+def users_of(found: Sequence[Passage], colours: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Of each link who takes it, by purpose and the members' colours, as numbers."""
+    numbers: dict[object, int] = {}
+    users: dict[str, list[int]] = {}
+    for purpose, members, links in found:
+        who = numbers.setdefault((purpose, *sorted(colours[rank] for rank in members)), len(numbers))
+        for link in links:
+            users.setdefault(link, []).append(who)
+    return {link: tuple(sorted(taking)) for link, taking in users.items()}
+
+
+def meets_along(program: Program) -> tuple[str, ...]:
+    """Axes along which ranks meet."""
+    groups = dict.fromkeys(op.group for ops in program.segments.values() for op in ops if op.kind in MEETING)
+    return tuple(axis for axis in groups if program.mesh.size(axis) > 1)
+
+
 def representatives(program: Program, symmetry: Symmetry) -> list[int]:
     """For each rank the rank that stands for it (itself, when it is simulated)."""
     world = program.world
@@ -71,8 +109,7 @@ def representatives(program: Program, symmetry: Symmetry) -> list[int]:
     slow = not isinstance(symmetry, bool) and symmetry.slow
     known = not slow and len(set(zip(stage, program.role_of, strict=True))) == mesh.size("pp")
     if world <= _REFINE_LIMIT and not (known and same):
-        along = dict.fromkeys(op.group for ops in program.segments.values() for op in ops if op.kind in MEETING)
-        refined = _refine(mesh, program.role_of, tuple(along), None if symmetry is True else symmetry, _CLASSES if known else world)
+        refined = _refine(mesh, program.role_of, meets_along(program), None if symmetry is True else symmetry, _CLASSES if known else world)
         if refined:
             return refined
     if not known:
@@ -95,13 +132,14 @@ def _firsts(colours: list[int]) -> list[int]:
 
 
 @lru_cache(maxsize=8)
-def _refine(mesh: Mesh, role_of: tuple[str, ...], along: tuple[str, ...], places: Places | None, most: int) -> list[int]:
-    """The first rank of each colour, for each rank; nothing where there are more colours than `most`. Asked for several times of one plan; `along`:
-    axes along which ranks meet."""
-    world, axes = mesh.world, [axis for axis in along if mesh.size(axis) > 1]
+def _refine(mesh: Mesh, role_of: tuple[str, ...], axes: tuple[str, ...], places: Places | None, most: int) -> list[int]:
+    """The first rank of each colour, for each rank; nothing where there are more colours than `most`. Asked for several times of one plan; `axes`:
+    those along which ranks meet."""
+    world = mesh.world
     groups = {axis: mesh.groups(axis) for axis in axes}
     kinds = [places.kind(rank) if places else 0 for rank in range(world)]
     shared = [places.shared(rank) if places else () for rank in range(world)]
+    between = places.crossing(axes) if places and places.crossing else ()
     keys: list[object] = list(zip(role_of, mesh.places("pp"), kinds, strict=True))
     colours, count = _number(keys)
     while count <= most * (_PLACES if places and places.free else 1):
@@ -118,12 +156,23 @@ def _refine(mesh: Mesh, role_of: tuple[str, ...], along: tuple[str, ...], places
         mixes = {name: tuple(sorted(users)) for name, users in sharing.items()}
         for rank, names in enumerate(shared):
             parts[rank] += [mixes[name] for name in names]
+        for members, mix in _crossed(between, colours):
+            for rank in members:
+                parts[rank].append(mix)
         colours, now = _number([tuple(part) for part in parts])
         if now == count:
             found = _firsts(colours)
-            return found if not places or not places.free else _merged(found, role_of, places.free(axes, sorted(set(found))), most)
+            return found if not places or not places.free else _merged(found, role_of, places.free(list(axes), sorted(set(found))), most)
         count = now
     return []
+
+
+def _crossed(between: Sequence[Passage], colours: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
+    """Of each passage its members, and a number for its purpose and whom it shares each of its links with."""
+    users = users_of(between, colours)
+    mixes = dict(zip(users, _number(list(users.values()))[0], strict=True))
+    numbers = _number([(purpose, *(mixes[link] for link in links)) for purpose, _, links in between])[0]
+    return [(one.members, number) for one, number in zip(between, numbers, strict=True)]
 
 
 def _merged(found: list[int], role_of: tuple[str, ...], free: int, most: int) -> list[int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from sim.cost.price import Cost, Pricer, met
 from sim.engine.apart import worked
 from sim.engine.crowds import Beside, CostOf, Twin, crowds_of
+from sim.engine.fold import Passage
 from sim.engine.groups import Groups
 from sim.engine.orbits import on_orbits, orbits
 from sim.mesh import peer_of
@@ -18,15 +19,18 @@ from sim.program import HOST, Op, Program
 class MeetingCosts:
     """Costs of one program's meetings."""
 
-    def __init__(self, program: Program, pricer: Pricer, groups: Groups, folded: bool, near: Beside) -> None:
-        """`folded`: equal groups count on shared links; `near`: the ranks that may take what a rank takes; None: all."""
+    def __init__(
+        self, program: Program, pricer: Pricer, groups: Groups, folded: bool, near: Beside, between: Sequence[Passage] = ()
+    ) -> None:
+        """`folded`: equal groups count on shared links; `near`: the ranks that may take what a rank takes; None: all. `between`: what meetings
+        take between nodes."""
         self._program, self._pricer, self._groups, self._folded, self._near = program, pricer, groups, folded, near
         self._known: dict[tuple[object, ...], Cost] = {}
         """By what is sent, how, in which group, and the rank: equal layers ask for the same."""
         self._worked: dict[int, dict[int, float]] = {}
         """Of each rank: seconds that it has worked before each meeting."""
         self._crowds = crowds_of(groups, near)
-        self._orbits: Mapping[str, str] | None = None
+        self._orbits = orbits(between, list(map(groups.stands_for, range(program.world))), pricer.capacity) if between else {}
 
     def collective(self, op: Op, rank: int) -> Cost:
         """A collective of the rank's group, which NCCL runs as if alone, beside those of the groups that are simulated as this one."""
@@ -89,28 +93,4 @@ class MeetingCosts:
         """What the op costs from `rank` on, beside the same op of those that are simulated as one with it."""
         if not self._folded:
             return cost_of(rank)
-        return on_orbits(self._crowds.beside(op, rank, cost_of, twin, self._pricer.capacity), self._links_alike())
-
-    def _links_alike(self) -> Mapping[str, str]:
-        """For each link the one that is simulated in its place."""
-        if self._orbits is None:
-            self._orbits = orbits(self._all_meetings(), self._pricer.capacity)
-        return self._orbits
-
-    def _all_meetings(self) -> Iterator[tuple[object, Cost]]:
-        """Of each kind of meeting, on all ranks that may share links with those simulated: who meets, and its cost."""
-        groups, world = self._groups, self._program.world
-        ops = {
-            (op.kind, op.group, op.name, op.peer): op
-            for line in self._program.segments.values()
-            for op in line
-            if op.kind in ("collective", "send")
-        }
-        simulated = {groups.stands_for(rank) for rank in range(world)} if ops else ()
-        near = sorted({other for rank in simulated for other in (self._near(rank) if self._near else range(world)) if other < world})
-        for key, op in ops.items():
-            if op.kind == "send":
-                yield from (((*key, groups.stands_for(rank)), self._hop(op, rank)) for rank in near)
-                continue
-            met = {of[0]: of for of in (groups.members(op.group, rank) for rank in near)}
-            yield from (((*key, *groups.represented(op.group, first)), self._pricer.collective(op, of, 1)) for first, of in met.items())
+        return on_orbits(self._crowds.beside(op, rank, cost_of, twin, self._pricer.capacity), self._orbits)

@@ -6,35 +6,30 @@ all replicas. Ranks that are simulated once would never meet there. Colours of l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from sim.cost.price import Cost
+from sim.engine.fold import Passage, users_of
 from sim.engine.sharing import merged
 
 
-def orbits(users: Iterable[tuple[object, Cost]], capacity: Mapping[str, float]) -> dict[str, str]:
-    """For each link between switches that is not simulated itself the one that stands for it. `users`: of every meeting who meets there, by who is
-    simulated for them, and its cost."""
-    mixes: dict[str, list[int]] = {}
-    numbers: dict[object, int] = {}
-    for who, cost in users:
-        number = numbers.setdefault(who, len(numbers))
-        for name, _ in cost.uses:
-            if name.startswith("net/") and ">net/" in name:
-                mixes.setdefault(name, []).append(number)
+def orbits(found: Sequence[Passage], stands_for: Sequence[int], capacity: Mapping[str, float]) -> dict[str, str]:
+    """For each link between switches that is not simulated itself the one that stands for it: as many passages of each kind take it, by who is
+    simulated for their members."""
     first: dict[object, str] = {}
-    found = {name: first.setdefault((capacity[name], *sorted(mix)), name) for name, mix in sorted(mixes.items())}
-    return {name: stands for name, stands in found.items() if stands != name}
+    users = sorted(users_of(found, stands_for).items())
+    one = {name: first.setdefault((capacity[name], taking), name) for name, taking in users}
+    return {name: stands for name, stands in one.items() if stands != name}
 
 
-def on_orbits(cost: Cost, stands_for: Mapping[str, str]) -> Cost:
+def on_orbits(cost: Cost, one: Mapping[str, str]) -> Cost:
     """What a meeting costs on the links that are simulated: of equal ones it takes as much as of each."""
-    if stands_for.keys().isdisjoint(name for name, _ in cost.uses):
+    if one.keys().isdisjoint(name for name, _ in cost.uses):
         return cost
     taken: dict[str, float] = {}
     for name, amount in merged(cost.uses):
-        one = stands_for.get(name, name)
-        taken[one] = max(taken.get(one, 0.0), amount)
+        link = one.get(name, name)
+        taken[link] = max(taken.get(link, 0.0), amount)
     return replace(cost, uses=tuple(taken.items()))

@@ -6,11 +6,12 @@ Both engines ask here: the one that makes a trace (`run`), and the one that only
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.condense import condense, outside_events, shape_of, stretches
 from sim.engine.crowds import Beside
+from sim.engine.fold import Passage
 from sim.engine.fuse import Priced, fuse, span
 from sim.engine.groups import Groups
 from sim.engine.links import links_of
@@ -26,8 +27,18 @@ Alone = Callable[["Pricing", list[Priced], int, bool], tuple[float, float]]
 class Pricing:
     """Costs of one program's ops. `groups` says who meets whom; `folded`: equal groups count on shared links."""
 
-    def __init__(self, program: Program, pricer: Pricer, groups: Groups, folded: bool, alone: Alone, beside: Beside = None) -> None:
-        """`alone` runs ops by themselves: see `sim.engine.steps.alone`; `beside`: the ranks that may take what a rank takes; None: all."""
+    def __init__(
+        self,
+        program: Program,
+        pricer: Pricer,
+        groups: Groups,
+        folded: bool,
+        alone: Alone,
+        beside: Beside = None,
+        between: Sequence[Passage] = (),
+    ) -> None:
+        """`alone` runs ops by themselves: see `sim.engine.steps.alone`; `beside`: the ranks that may take what a rank takes; None: all. `between`: what
+        meetings take between nodes that may lack rate there (`sim.engine.fold.passages`)."""
         self.program, self.pricer, self.groups, self.folded, self._run_alone = program, pricer, groups, folded, alone
         self.fused = self.condensed = False
         self.alike = False
@@ -45,7 +56,7 @@ class Pricing:
         """Resources that never bind (`sim.engine.links`)."""
         self._contended: frozenset[int] = frozenset()
         """Ids of collectives that lose much to others on the same links, and so cannot be run by themselves."""
-        self._met = MeetingCosts(program, pricer, groups, folded, beside)
+        self._met = MeetingCosts(program, pricer, groups, folded, beside, between)
         """Those of the whole run, where `groups` are of a part that is run by itself."""
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
         self._outside: dict[int, frozenset[str]] = {}

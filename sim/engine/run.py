@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sim.cost.price import Cost, Pricer
 from sim.engine.agenda import uncollected
 from sim.engine.environment import Environment
-from sim.engine.fold import Symmetry, beside, representatives
+from sim.engine.fold import Symmetry, beside, passages, representatives
 from sim.engine.groups import groups_of
 from sim.engine.lanes import Lanes
 from sim.engine.meeting import Arrival, Meetings
@@ -61,7 +61,7 @@ class Engine:
         self.sharing = Sharing(self.env, pricer.capacity)
         self.stands_for = representatives(program, symmetry)
         groups = groups_of(program.mesh, self.stands_for)
-        self.prices = Pricing(program, pricer, groups, symmetry is not False, alone, beside(symmetry))
+        self.prices = Pricing(program, pricer, groups, symmetry is not False, alone, beside(symmetry), passages(symmetry, program))
         self.meetings = Meetings(groups, self._complete)
         self.lanes = Lanes(self.env, self.sharing, self.meetings, self.prices.meets, self._finished)
         self.states: dict[int, RankState] = {}

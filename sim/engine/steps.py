@@ -10,7 +10,7 @@ from sim.engine.clocks.code import Assembler
 from sim.engine.clocks.issue import issue
 from sim.engine.clocks.run import Clocks
 from sim.engine.clocks.times import WORK, Code, Line, State, ends_of
-from sim.engine.fold import Symmetry, beside, representatives
+from sim.engine.fold import Symmetry, beside, passages, representatives
 from sim.engine.fuse import Priced
 from sim.engine.groups import groups_of
 from sim.engine.inorder.moves import Unordered
@@ -42,7 +42,7 @@ def step_times(program: Program, pricer: Pricer, symmetry: Symmetry = True, alik
     """
     folded = symmetry is not False
     stands_for = representatives(program, symmetry)
-    prices = Pricing(program, pricer, groups_of(program.mesh, stands_for), folded, alone, beside(symmetry))
+    prices = Pricing(program, pricer, groups_of(program.mesh, stands_for), folded, alone, beside(symmetry), passages(symmetry, program))
     prices.alike = alike and folded
     if apart:
         with suppress(Unordered):

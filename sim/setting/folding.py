@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from sim.engine.fold import Places
 from sim.mesh import Mesh
+from sim.setting.crossings import crossing_of, pods_of, regular
 from sim.setting.mirrored import mirrored
 from topologies.graph import Topology
 
@@ -30,7 +31,8 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
     if not topology.repeated or (one and not even):
         return None
     uneven = topology.kind == "cuda" and not topology.even
-    cut = not one and _cuts(mesh, topology)
+    cut = not one and _cuts(mesh, topology.ranks_per_node)
+    alike_below = one or (regular(mesh, topology) and not any(_cuts(mesh, pod) for pod in pods_of(topology) if pod < mesh.world))
     spans = _spans(mesh, topology, uneven) if cut else [0] * mesh.world
 
     def kind(rank: int) -> tuple[int, int, float]:
@@ -38,20 +40,23 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
         return spans[rank], place if uneven else _profiles(topology, topology.ranks_per_node, far)[place], topology.speed(rank)
 
     return Places(
-        topology.symmetric and even and not cut and _aligned(mesh, topology, far),
+        topology.symmetric and even and not cut and alike_below and _aligned(mesh, topology, far),
         topology.beside,
         kind,
         lambda rank: (f"n{topology.node(rank)}", *_links(topology, rank, far)),
-        (lambda rank: _spread(mesh, topology, rank)) if cut else None,
-        (lambda along, ranks: mirrored(mesh, topology, along, ranks)) if uneven and not cut and topology.symmetric else None,
+        (lambda rank: _spread(mesh, topology, rank)) if cut or not alike_below else None,
+        (lambda along, ranks: mirrored(mesh, topology, along, ranks))
+        if uneven and not cut and alike_below and topology.symmetric
+        else None,
         not topology.symmetric,
+        crossing_of(mesh, topology),
     )
 
 
-def _cuts(mesh: Mesh, topology: Topology) -> bool:
-    """Do groups begin in one node and end in another, so that some are spread over nodes otherwise than others? Whole stages that do are not
-    meant (`_aligned`)."""
-    inner, stages, size = 1, mesh.size("pp"), topology.ranks_per_node
+def _cuts(mesh: Mesh, size: int) -> bool:
+    """Do groups begin in one node (or pod) of so many ranks and end in another, so that some are spread over them otherwise than others? Whole stages
+    that do are not meant (`_aligned`)."""
+    inner, stages = 1, mesh.size("pp")
     for axis in reversed(mesh.order):
         inner, stages = inner * mesh.size(axis), 1 if axis == "pp" else stages
         if inner * stages == mesh.world:
@@ -138,6 +143,7 @@ def _aligned(mesh: Mesh, topology: Topology, far: bool) -> bool:
             break
         inner *= mesh.size(axis)
     blocks = _blocks(topology, far)
+    blocks += pods_of(topology) if blocks else ()
     return bool(blocks) and all(_whole(min(block, mesh.world), inner, stages, mesh.world) for block in blocks)
 
 
