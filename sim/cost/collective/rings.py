@@ -6,11 +6,13 @@ and 8 GPUs reach 22.6, 45, 85, 46, 87 and 135 GB/s, that is 1, 2, 4, 2, 4 and 6 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from topologies.graph import Topology
 from topologies.hardware import Gpu
 
+_EQUAL = 1 + 1e-9
 Hops = dict[tuple[int, int], tuple[str, ...]]
 """Links of the way from one member to another."""
 
@@ -18,19 +20,28 @@ Hops = dict[tuple[int, int], tuple[str, ...]]
 def ring_rate(topology: Topology, members: Sequence[int]) -> float:
     """Bytes/s of all rings together through `members`, in one direction; 0 where the links do not close a single one.
 
-    Direct links first; where they close no ring, ways through a third GPU (NVB) too, which take links of both hops.
+    Direct links first; where they close no ring, ways through a third GPU (NVB) too, which take links of both hops. A ring takes one NVLink's rate
+    of each of its ways; where ways are slower or faster than their NVLinks are made for, as much as one of these then carries.
     """
-    unit = _unit(topology, members)
+    made = _unit(topology, members)
     for kinds in (("NVL",), ("NVL", "NVB")):
         hops = {(a, b): path.links for a in members for b in members if a != b and (path := topology.path(a, b)).kind in kinds}
-        free = {link: round(topology.rates[link] / unit) for way in hops.values() for link in way}
+        rates = {link: topology.rates[link] for way in hops.values() for link in way}
         if {a for a, _ in hops} != set(members):  # one that no ring can pass would be found by trying all orders of the others
             continue
         orders = [[*members[at:], *members[:at]] for at in range(len(members))]
-        found = max(_packed(order, hops, dict(free)) for order in orders)
+        found = 0.0
+        for unit in {rate / links for rate in rates.values() for links in _links(rate / made)}:
+            free = {link: int(rate / unit * _EQUAL) for link, rate in rates.items()}
+            found = max(found, unit * max(_packed(order, hops, dict(free)) for order in orders))
         if found:
-            return found * unit
+            return found
     return 0.0
+
+
+def _links(share: float) -> set[int]:
+    """How many NVLinks a way may be taken for that carries so many times one's rate."""
+    return {max(1, int(share * _EQUAL)), max(1, math.ceil(share / _EQUAL))}
 
 
 def _packed(members: list[int], hops: Hops, free: dict[str, int]) -> int:

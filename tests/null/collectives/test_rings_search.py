@@ -96,3 +96,19 @@ def test_pcie_nodes_reach_what_simumax_fitted(name: str, gpus: int, rate: float)
     shape = group_shape(load_topology("a100-pcie-x8"), tuple(range(gpus)))
     reached = (1 << 30) / best(name, 1 << 30, shape).seconds * bus_factor(name, gpus) / 1e9
     assert reached == pytest.approx(rate, rel=0.17)
+
+
+@pytest.mark.parametrize(
+    ("on", "kind", "spec"), [("mi300x-x8", "xgmi", 64), ("leonardo-a100", "nvlink", 50), ("alps-gh200", "nvlink", 150)]
+)
+def test_rings_take_what_edited_links_carry(on: str, kind: str, spec: int) -> None:
+    """Never more than a GPU's own links, never less than one, and never less for a faster one. (Rates were rounded to whole NVLinks: 33
+    GB/s counted as 64, and 31 as none.)"""
+    found = []
+    for rate in (spec / 2, spec * 0.51, spec * 0.8, spec, spec * 1.2, spec * 1.5, 2 * spec):
+        topology = load_topology(on, (f"link.{kind}.rate={rate} GB/s",))
+        members = range(topology.gpus)
+        own = sum(topology.path(0, peer).rate for peer in members[1:])
+        found.append(ring_rate(topology, members))
+        assert rate * 1e9 <= found[-1] <= own * (1 + 1e-9)
+    assert found == sorted(found)
