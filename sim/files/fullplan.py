@@ -97,7 +97,7 @@ def _unsaid(plan: Plan) -> dict[str, tuple[Any, str]]:
         "compile": (framework.compile, habit),
         "cuda_graphs": (framework.cuda_graphs, habit),
         "batch.global": (plan.global_batch, "micro x dp_replicate x dp_shard"),
-        "parallel.zero": (zero, f"{habit}, 0 where dp_shard is 1"),
+        "parallel.zero": (zero, habit if p.dp_shard > 1 else "dp_shard = 1: nothing is split"),
         "parallel.tp_overlap": (framework.tensor_parallel.overlap, habit),
         "parallel.stages": (None, "layers are shared out evenly; [9, 8, 8, 7] says how many each stage has"),
         "parallel.cp_ulysses": (p.ulysses, "cp with all_to_all, else 1"),

@@ -74,7 +74,7 @@ def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
 
 def owns_tensors(plan: Plan, framework: Framework, zero: int) -> bool:
     """Does a rank of ZeRO-1 update whole tensors?"""
-    return zero == 1 and (framework.data_parallel.zero1 == "tensors" or OPTIMIZERS[plan.optimizer.name].whole_matrices)
+    return zero == 1 and (framework.data_parallel.zero1 != "shards" or OPTIMIZERS[plan.optimizer.name].whole_matrices)
 
 
 def summing_axis(mesh: Mesh, framework: Framework, expert: bool) -> str:

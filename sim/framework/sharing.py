@@ -14,9 +14,10 @@ class DataParallel(Habits, frozen=True, kw_only=True):
 
     zero: Literal[0, 1, 2, 3] = 0
     """Default of parallel.zero when dp_shard > 1."""
-    zero1: Literal["shards", "tensors"] = "shards"
+    zero1: Literal["shards", "tensors", "ddp"] = "shards"
     """What a rank of ZeRO-1 updates. shards: an equal piece of each bucket, which is reduce-scattered and gathered. tensors: whole
-    tensors; buckets are all-reduced over all data-parallel ranks, and each owner broadcasts what it updated (InternEvo)."""
+    tensors; buckets are all-reduced over all data-parallel ranks, and each owner broadcasts what it updated (InternEvo). ddp: so, too, of DDP's buckets
+    (ZeroRedundancyOptimizer)."""
     zero2: Literal["buckets", "layers"] = "buckets"
     """What zero = 2 means. buckets: DDP's, reduce-scattered, and parameters gathered once a step (DeepSpeed). layers: FSDP that keeps
     gathered parameters from forward to backward (FSDP2's reshard_after_forward = False, FSDP1's SHARD_GRAD_OP)."""

@@ -1,9 +1,11 @@
-"""What runs as the plan says and is hardly meant so: nodes without a rank, groups astride nodes, recomputation that saves nothing, a full device."""
+"""What runs as the plan says and is hardly meant so: nodes without a rank, groups astride nodes, shards that are whole, recomputation that saves nothing, a full
+device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sim.framework.chosen import sharding_of
 from sim.memory.report import MemoryReport
 from sim.rules import mesh_of
 from sim.setting.astride import astride
@@ -20,7 +22,14 @@ _CROWDED = 0.93
 
 def doubts(setting: Setting, report: MemoryReport) -> list[str]:
     """A sentence for each."""
-    return [*_idle_nodes(setting), *_astride(setting), *_captured(setting), *_for_nothing(setting), *_full(setting, report)]
+    return [
+        *_idle_nodes(setting),
+        *_astride(setting),
+        *_whole_shards(setting),
+        *_captured(setting),
+        *_for_nothing(setting),
+        *_full(setting, report),
+    ]
 
 
 def _idle_nodes(setting: Setting) -> Iterator[str]:
@@ -54,6 +63,16 @@ def _astride(setting: Setting) -> Iterator[str]:
             yield f"{where}. A node has {each} ranks: use tp = {each} at most"
         else:
             yield f"{where}. Let placement begin with {axis}"
+
+
+def _whole_shards(setting: Setting) -> Iterator[str]:
+    """Some frameworks split nothing unless they are told to."""
+    p, plan = setting.plan.parallel, setting.plan
+    if p.zero is None and p.dp_shard > 1 and plan.task != "forward" and sharding_of(plan, setting.framework)[0] == 0:
+        yield (
+            f"dp_shard = {p.dp_shard} splits nothing: zero is 0 unless {plan.framework_name} is told otherwise, so that each rank keeps the whole "
+            "model (DDP). zero = 3 splits all (FSDP), zero = 1 the optimizer; zero = 0, or dp_replicate, says that DDP is meant"
+        )
 
 
 def _captured(setting: Setting) -> Iterator[str]:

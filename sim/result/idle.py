@@ -90,6 +90,10 @@ def _on_cpu(setting: Setting) -> bool:
     return setting.topology.kind == "cpu"
 
 
+def _kinds(setting: Setting) -> list[str]:
+    return [block.kind for _, block in setting.network.blocks]
+
+
 def _unsplit(setting: Setting) -> bool:
     return setting.plan.parallel.dp_shard * setting.plan.parallel.cp == 1
 
@@ -133,7 +137,11 @@ RULES = (
     Rule("parallel.capacity", _dense, "the model has no experts"),
     Rule("memory.recompute", _nothing_again, "nothing runs backward, or (selective) the layers have none of the modules"),
     Rule("memory.recompute_modules", lambda s: s.plan.memory.recompute != "selective", 'recompute is not "selective"'),
-    Rule("memory.recompute_layers", lambda s: s.plan.memory.recompute != "full", 'recompute is not "full"'),
+    Rule(
+        "memory.recompute_layers",
+        lambda s: s.plan.memory.recompute != "full" or s.plan.memory.recompute_layers > _kinds(s).count("layer"),
+        'recompute is not "full", or the model has fewer layers: all run again anyway (0 says so)',
+    ),
     Rule(
         "memory.offload",
         lambda s: _forward(s) or (s.plan.memory.offload == "optimizer" and s.plan.served),

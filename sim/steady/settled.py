@@ -19,7 +19,7 @@ from sim.program import HOST, PINNER, Call, Program
 from sim.timeline.metrics import loaded_until, step_times, window
 from sim.trace import Span, Trace
 
-MOST = 16
+MOST = 24
 """Steps that are simulated at most: by then what is left of the lead is little."""
 _LOOKED = 8
 """Steps up to which more are simulated where loaders' steps differ: what differs by then does so for good."""

@@ -13,7 +13,7 @@ from sim.predict import predict, predict_setting
 from sim.result.prediction import Prediction
 from sim.setting.bind import bind
 
-PLAN = {"model": "gpt2-124m", "name": "small", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_shard": 8}}
+PLAN = {"model": "gpt2-124m", "name": "small", "batch": {"global": 16, "micro": 2}, "parallel": {"dp_replicate": 8}}
 
 
 @pytest.fixture(scope="module")

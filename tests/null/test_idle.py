@@ -129,6 +129,30 @@ def test_an_algorithm_that_none_of_the_collectives_has_is_named() -> None:
         assert any("none of the step's collectives has such an algorithm" in text for text in found.warnings) is named
 
 
+def test_more_layers_than_a_model_has_are_all_of_them() -> None:
+    tree = BASE | {"memory": {"recompute": "full"}}
+    few, all_, beyond = (load_plan(tree, (f"memory.recompute_layers={layers}",)) for layers in (2, 12, 13))
+    assert [any("recompute_layers" in text for text in idle(bind(plan, "dgx-h100"))) for plan in (few, all_, beyond)] == [
+        False,
+        False,
+        True,
+    ]
+    assert _figures(beyond) == _figures(all_) == _figures(load_plan(tree)) != _figures(few)
+
+
+def test_shards_of_who_splits_nothing_are_doubted() -> None:
+    """pytorch's zero is 0 unless it is said; torchtitan's is 3."""
+
+    def doubted(**changed: Any) -> bool:
+        found = predict_setting(bind(load_plan(BASE | changed), "dgx-h100"), detail=False)
+        return any("dp_shard = 8 splits nothing" in text for text in found.warnings)
+
+    split = {"dp_shard": 8}
+    assert doubted(parallel=split)
+    assert not doubted(parallel=split | {"zero": 0}) and not doubted(parallel=split | {"zero": 3})
+    assert not doubted(parallel=split, framework="torchtitan") and not doubted(parallel={"dp_replicate": 8})
+
+
 def test_a_dense_models_gradients_are_not_summed_over_experts() -> None:
     tree = BASE | {"framework": "tf1-horovod", "parallel": {"dp_replicate": 4}}
     plan = load_plan(tree, ("parallel.ep=2",))

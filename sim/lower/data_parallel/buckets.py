@@ -73,7 +73,7 @@ def limits(job: Job, step: int, first: bool) -> tuple[float, float]:
         return whole, whole
     if said is None and job.flat_gradients:
         said = int(max(40_000_000, 1_000_000 * job.size(job.data_axis)) * job.reduce_bytes)
-    return (said, said) if said is not None else (FIRST_BUCKET if job.zero == 0 else DEFAULT_BUCKET, DEFAULT_BUCKET)
+    return (said, said) if said is not None else (FIRST_BUCKET if torchs or job.zero == 0 else DEFAULT_BUCKET, DEFAULT_BUCKET)
 
 
 def named(plan: Plan, framework: Framework) -> int | None:
@@ -82,8 +82,8 @@ def named(plan: Plan, framework: Framework) -> int | None:
 
 
 def rebuilds(job: Job) -> bool:
-    """torch's DDP cuts its buckets after the first step."""
-    return job.zero == 0 and not job.flat_gradients
+    """torch's DDP cuts its buckets after the first step, also below an optimizer that shares out its tensors."""
+    return (job.zero == 0 or (job.zero == 1 and job.framework.data_parallel.zero1 == "ddp")) and not job.flat_gradients
 
 
 def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "", first: bool = True) -> list[Bucket]:

@@ -6,8 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from sim.engine.run import simulate
+from sim.lower.step import lower
+from sim.memory.report import memory_of
 from sim.model.parts import Block
 from sim.program import Program
+from sim.setting.bind import bind
 from sim.work import HostWork, MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, Constant, linear, messages, network, norm, program, show, traffic
 from topologies.errors import Refused
@@ -44,6 +47,27 @@ def test_owners_of_whole_tensors_reduce_for_all_and_broadcast_what_they_own(rank
     assert len(spread) <= ranks and len({op.bytes for op in spread}) == 1
     assert sum(op.bytes for op in spread) == pytest.approx(sum(op.bytes for op in reduced), rel=0.01)
     assert {op.name for op in sent} == {"all_reduce", "broadcast"}
+
+
+def test_zero1_of_pytorch_is_ddp_with_owners_of_tensors() -> None:
+    """ZeroRedundancyOptimizer: DDP's buckets, copied, all-reduced and kept, then broadcasts. (It reduce-scattered as Megatron does: 7 to 11 % too
+    fast.)"""
+    model = {"base": "gpt2-124m", "vocab": 50304}
+    plain, owned = (
+        bind({"model": model, "seq_len": 128, "framework": "pytorch", "parallel": split}, "dgx-h100")
+        for split in ({"dp_replicate": 8}, {"dp_shard": 8, "zero": 1})
+    )
+    sent = []
+    for setting in (plain, owned):
+        made = lower(setting.plan, setting.network, setting.framework, "cuda", 2)
+        ops = [op for call, op in made.ops(0) if call.step == 1]
+        sent.append([(op.name, op.bytes) for op in ops if op.kind == "collective"])
+        assert any(op.id.startswith("grad/b0") and op.id.endswith(".copy") for op in ops)
+    spread = [size for name, size in sent[1] if name == "broadcast"]
+    assert [one for one in sent[1] if one[0] == "all_reduce"] == sent[0]
+    assert len(spread) == 8 and sum(spread) == pytest.approx(2 * owned.network.parameters, rel=1e-3)
+    memory = [memory_of(setting.plan, setting.network, setting.framework) for setting in (plain, owned)]
+    assert memory[0].gathered == memory[1].gathered and memory[1].optimizer == pytest.approx(memory[0].optimizer / 8, rel=1e-3)
 
 
 @pytest.mark.parametrize("zero", [1, 2])
