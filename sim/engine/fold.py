@@ -47,7 +47,7 @@ class Places(NamedTuple):
     """Equal ranks have equal kinds."""
     shared: Callable[[int], tuple[str, ...]]
     """What a rank may share with others, by name: in the same order for all ranks."""
-    slowest: Callable[[int], tuple[tuple[int, int], ...]] | None = None
+    slowest: Callable[[int], tuple[tuple[int, ...], ...]] | None = None
     """Where groups lie on their nodes otherwise than others: the larger, the longer a rank's take. One rank that stands for its stage is the one whose
     groups all others wait for."""
     free: Callable[[Sequence[str], Sequence[int]], int] | None = None
@@ -118,7 +118,7 @@ def representatives(program: Program, symmetry: Symmetry) -> list[int]:
     return _slowest(stage, slowest) if slowest else _firsts(stage)
 
 
-def _slowest(stage: list[int], slowest: Callable[[int], tuple[tuple[int, int], ...]]) -> list[int]:
+def _slowest(stage: list[int], slowest: Callable[[int], tuple[tuple[int, ...], ...]]) -> list[int]:
     """For each rank the one of its stage that all others wait for."""
     keys = [slowest(rank) for rank in range(len(stage))]
     found = {at: max((rank for rank, of in enumerate(stage) if of == at), key=keys.__getitem__) for at in set(stage)}

@@ -44,7 +44,7 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
         topology.beside,
         kind,
         lambda rank: (f"n{topology.node(rank)}", *_links(topology, rank, far)),
-        (lambda rank: _spread(mesh, topology, rank)) if cut or not alike_below else None,
+        (lambda rank: _spreads(mesh, topology)[rank]) if cut or not alike_below else None,
         (lambda along, ranks: mirrored(mesh, topology, along, ranks))
         if uneven and not cut and alike_below and topology.symmetric
         else None,
@@ -87,14 +87,19 @@ def _spans(mesh: Mesh, topology: Topology, uneven: bool) -> list[int]:
     return [numbers.setdefault(tuple(each), len(numbers)) for each in found]
 
 
-def _spread(mesh: Mesh, topology: Topology, rank: int) -> tuple[tuple[int, int], ...]:
-    """How far its groups are spread, from the innermost on, which meet most often: over how many nodes (the more the slower), and how few
-    members the emptiest of these holds, whose NICs all others wait for."""
-    found = []
+@lru_cache(maxsize=2)
+def _spreads(mesh: Mesh, topology: Topology) -> list[tuple[tuple[int, ...], ...]]:
+    """Of each rank how far its groups are spread, from the innermost on, which meet most often: over how many nodes (the more the slower), below the
+    same switches or over those that pass less up, and how few members the emptiest of these nodes holds, whose NICs all others wait for."""
+    below = topology.cluster.fabric.pod if topology.narrow else topology.nodes
+    found: list[list[tuple[int, ...]]] = [[] for _ in range(mesh.world)]
     for axis in reversed(mesh.order):
-        held = Counter(topology.node(other) for other in mesh.group(axis, rank))
-        found.append((min(len(held), 2), -min(held.values())))
-    return tuple(found)
+        for group in mesh.groups(axis) if mesh.size(axis) > 1 else ():
+            held = Counter(map(topology.node, group))
+            spread = min(len(held), 2), min(len({node // below for node in held}), 2), -min(held.values())
+            for rank in group:
+                found[rank].append(spread)
+    return [tuple(each) for each in found]
 
 
 def _links(topology: Topology, rank: int, far: bool) -> tuple[str, ...]:
