@@ -15,6 +15,8 @@ from sim.engine.orbits import on_orbits, orbits
 from sim.mesh import peer_of
 from sim.program import HOST, Op, Program
 
+_EQUAL = 1 + 1e-6
+
 
 class MeetingCosts:
     """Costs of one program's meetings."""
@@ -62,7 +64,8 @@ class MeetingCosts:
             def twin(other: int) -> int | None:
                 return other if groups.stands_for(other) == rank else None
 
-            cost = self._known[key] = max((self._beside_twins(op, one, alone, twin) for one in ring), key=lambda hop: hop.seconds)
+            hops = {one: self._beside_twins(op, one, alone, twin) for one in ring}
+            cost = self._known[key] = _waited_for(hops[rank], max(hops.values(), key=lambda hop: hop.seconds))
         return self._after(op, cost, rank)
 
     def _after(self, op: Op, cost: Cost, rank: int) -> Cost:
@@ -84,13 +87,18 @@ class MeetingCosts:
         if not self._folded or not cost.uses or groups.stands_for(peer) != groups.stands_for(rank):
             return cost
         come = self._pricer.message(op, peer_of(groups.members(op.group, rank), rank, -op.peer), rank, 1)
-        if len(come.uses) != len(cost.uses):
-            return cost
-        half = (len(cost.uses) + 1) // 2
-        return replace(cost, uses=(*cost.uses[:half], *come.uses[half:]))
+        leave, arrive = ((len(one.uses) + 1) // 2 for one in (cost, come))  # the one before may be below other switches
+        return replace(cost, uses=(*cost.uses[:leave], *come.uses[arrive:]))
 
     def _beside_twins(self, op: Op, rank: int, cost_of: CostOf, twin: Twin) -> Cost:
         """What the op costs from `rank` on, beside the same op of those that are simulated as one with it."""
         if not self._folded:
             return cost_of(rank)
         return on_orbits(self._crowds.beside(op, rank, cost_of, twin, self._pricer.capacity), self._orbits)
+
+
+def _waited_for(own: Cost, slowest: Cost) -> Cost:
+    """A ring's slowest hop. One that is slower by its way's latency alone takes what the rank's own does, whose links its other ops are on."""
+    if slowest.seconds - slowest.latency > (own.seconds - own.latency) * _EQUAL:
+        return slowest
+    return replace(own, seconds=slowest.seconds, latency=slowest.latency)

@@ -138,9 +138,8 @@ def _packed(plan: Plan, framework: Framework, zero: int) -> int:
 def _flat(plan: Plan, framework: Framework) -> float:
     """Bytes of an element that a step makes in flat tensors. Who turns ZeRO off in DeepSpeed has all gradients cast to fp32, and these joined then
     (runtime/fp16/fused_optimizer.py, step); its ZeRO-1 works as ever where nobody shares."""
-    if widens(plan, framework, sharding_of(plan, framework)[0]):
-        return 4.0
-    return framework.optimizer.flat_step if zero_of(plan, framework) or not framework.optimizer.flat_step else 8.0
+    flat = framework.optimizer.flat_step if zero_of(plan, framework) or not framework.optimizer.flat_step else 8.0
+    return flat + 4.0 * widens(plan, framework, sharding_of(plan, framework)[0])
 
 
 def _joined(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], gradients: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -51,3 +52,15 @@ def regular(mesh: Mesh, topology: Topology) -> bool:
     cluster = topology.cluster
     even = all(mesh.world <= pod or mesh.world % pod == 0 for pod in pods_of(topology))
     return not topology.narrow or (even and not cluster.scatter and not cluster.fabric.spines)
+
+
+def inner_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Axes that cut others' ranks otherwise: experts' within data parallelism, rings and exchanges of heads within cp."""
+    experts = ("ep", "edp", "efsdp") if mesh.apart else ()
+    return (*experts, *(("cp_ulysses", "cp_ring") if mesh.ulysses > 1 else ()))
+
+
+def inner_cuts(mesh: Mesh, size: int) -> bool:
+    """Are groups of such axes spread over pods of so many ranks otherwise than others of theirs?"""
+    spread = ({tuple(Counter(rank // size for rank in group).values()) for group in mesh.groups(axis)} for axis in inner_axes(mesh))
+    return any(len(kinds) > 1 for kinds in spread)

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from sim.engine.fold import Places
 from sim.mesh import Mesh
-from sim.setting.crossings import crossing_of, pods_of, regular
+from sim.setting.crossings import crossing_of, inner_axes, inner_cuts, pods_of, regular
 from sim.setting.mirrored import mirrored
 from topologies.graph import Topology
 
@@ -32,7 +32,8 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
         return None
     uneven = topology.kind == "cuda" and not topology.even
     cut = not one and _cuts(mesh, topology.ranks_per_node)
-    alike_below = one or (regular(mesh, topology) and not any(_cuts(mesh, pod) for pod in pods_of(topology) if pod < mesh.world))
+    below = [pod for pod in pods_of(topology) if pod < mesh.world]
+    alike_below = one or (regular(mesh, topology) and not any(_cuts(mesh, pod) or inner_cuts(mesh, pod) for pod in below))
     spans = _spans(mesh, topology, uneven) if cut else [0] * mesh.world
 
     def kind(rank: int) -> tuple[int, int, float]:
@@ -91,12 +92,14 @@ def _spans(mesh: Mesh, topology: Topology, uneven: bool) -> list[int]:
 def _spreads(mesh: Mesh, topology: Topology) -> list[tuple[tuple[int, ...], ...]]:
     """Of each rank how far its groups are spread, from the innermost on, which meet most often: over how many nodes (the more the slower), below the
     same switches or over those that pass less up, and how few members the emptiest of these nodes holds, whose NICs all others wait for."""
-    below = topology.cluster.fabric.pod if topology.narrow else topology.nodes
+    fabric = topology.cluster.fabric
+    below = [nodes for nodes in (fabric.block_nodes, fabric.pod) if nodes] if topology.narrow else []
     found: list[list[tuple[int, ...]]] = [[] for _ in range(mesh.world)]
-    for axis in reversed(mesh.order):
+    for axis in (*inner_axes(mesh), *reversed(mesh.order)):
         for group in mesh.groups(axis) if mesh.size(axis) > 1 else ():
             held = Counter(map(topology.node, group))
-            spread = min(len(held), 2), min(len({node // below for node in held}), 2), -min(held.values())
+            pods = (min(len({node // nodes for node in held}), 2) for nodes in below)
+            spread = (min(len(held), 2), *pods, -min(held.values()))
             for rank in group:
                 found[rank].append(spread)
     return [tuple(each) for each in found]

@@ -13,6 +13,8 @@ from topologies.graph import Topology
 from topologies.hardware import Gpu
 
 _EQUAL = 1 + 1e-9
+_MOST = 18
+"""NVLinks of a way at most: a GPU has no more (H100), and rings are laid one by one."""
 Hops = dict[tuple[int, int], tuple[str, ...]]
 """Links of the way from one member to another."""
 
@@ -41,7 +43,7 @@ def ring_rate(topology: Topology, members: Sequence[int]) -> float:
 
 def _links(share: float) -> set[int]:
     """How many NVLinks a way may be taken for that carries so many times one's rate."""
-    return {max(1, int(share * _EQUAL)), max(1, math.ceil(share / _EQUAL))}
+    return {min(max(1, links), _MOST) for links in (int(share * _EQUAL), math.ceil(share / _EQUAL))}
 
 
 def _packed(members: list[int], hops: Hops, free: dict[str, int]) -> int:

@@ -52,10 +52,14 @@ def gather(job: Job, bucket: Bucket) -> Op:
 
 
 def broadcasts(job: Job, buckets: list[Bucket], axis: str) -> list[Op]:
-    """Each owner's updated parameters, in one message; a rank beyond the number of tensors owns none. Sizes are taken as equal."""
-    owners = min(job.size(axis), sum(len(bucket.tensors) for bucket in buckets))
-    size = sum(bucket.elements for bucket in buckets) * job.param_bytes / owners
-    return [collective(job, f"param/{axis}{owner}.broadcast", lane_of(axis), "broadcast", size, axis, CLS) for owner in range(owners)]
+    """Each owner's updated parameters, in one message; a rank beyond the number of tensors owns none. Sizes are taken as equal. ZeroRedundancyOptimizer
+    sends one tensor after the other (_broadcast_params_from_rank, without parameters_as_bucket_view)."""
+    tensors: list[float] = [elements for bucket in buckets for elements in bucket.tensors]
+    if job.framework.data_parallel.zero1 != "ddp":
+        owners = min(job.size(axis), len(tensors))
+        tensors = [sum(tensors) / owners] * owners
+    sizes = [elements * job.param_bytes for elements in tensors]
+    return [collective(job, f"param/{axis}{at}.broadcast", lane_of(axis), "broadcast", size, axis, CLS) for at, size in enumerate(sizes)]
 
 
 def gather_ahead(job: Job, blocks: list[BlockOps], lines: list[Ops], buckets: list[Bucket], later: list[Bucket] | None) -> list[Op]:

@@ -71,9 +71,11 @@ def states(name: str, elements: int, in_matrices: int, factored: tuple[int, int]
 class Share:
     """The tensors that this rank updates."""
 
-    def __init__(self, job: Job, blocks: list[BlockOps], small: bool = False, sorts: tuple[bool, ...] = (False, True)) -> None:
-        """`small`: without the matrices. `sorts`: dense parameters (False), experts' (True), both."""
-        self._job, self._blocks, self._small, self._sorts = job, blocks, small, sorts
+    def __init__(
+        self, job: Job, blocks: list[BlockOps], small: bool = False, sorts: tuple[bool, ...] = (False, True), split: bool = True
+    ) -> None:
+        """`small`: without the matrices. `sorts`: dense parameters (False), experts' (True), both. `split`: of what ranks share out, this one's."""
+        self._job, self._blocks, self._small, self._sorts, self._split = job, blocks, small, sorts, split
 
     @cached_property
     def _all(self) -> list[tuple[Part, int]]:
@@ -88,7 +90,7 @@ class Share:
 
     def _ways(self, part: Part) -> int:
         """Ranks that share the part's update."""
-        return self._job.shards(part) if self._job.zero else 1
+        return self._job.shards(part) if self._job.zero and self._split else 1
 
     @cached_property
     def own(self) -> tuple[int, int]:
@@ -107,6 +109,11 @@ class Share:
             for elements, times in tensors.items():
                 found[-(-elements // ways)] += times * count
         return found
+
+    @property
+    def unsplit(self) -> Share:
+        """With what other ranks update."""
+        return Share(self._job, self._blocks, self._small, self._sorts, split=False)
 
     @property
     def rest(self) -> Share:

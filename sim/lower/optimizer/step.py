@@ -7,6 +7,7 @@ the for-loop as separate kernels for each tensor.
 
 from __future__ import annotations
 
+from sim.lower.data_parallel.buckets import rebuilds
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, order, read_back, spent
 from sim.lower.optimizer import muon
@@ -39,7 +40,8 @@ def update(job: Job, share: Share) -> list[Op]:
     if not share.elements:
         return _sums(job, share) if job.framework.optimizer.clip else []
     read = read_back(job, "optimizer/loss.read", CLS) if job.framework.optimizer.reads_loss else []
-    ops = read + _widened(job, share) + unscale(job, share) + clip(job, share)
+    looked = share.unsplit if job.zero and rebuilds(job) else share  # DDP leaves whole gradients on every rank
+    ops = read + _widened(job, share) + unscale(job, looked) + clip(job, looked)
     if job.plan.host_optimizer:
         return ops + offloaded(job, share)
     return ops + step(job, share)
@@ -95,7 +97,7 @@ def clip(job: Job, share: Share) -> list[Op]:
 
 def _sums(job: Job, share: Share) -> list[Op]:
     """The norm over all ranks that hold other parameters."""
-    axes = [*(["fsdp"] if job.zero else []), "tp", "pp"]
+    axes = [*(["fsdp"] if job.zero and not rebuilds(job) else []), "tp", "pp"]
     if job.size("ep") > 1 and not job.zero and job.network.has_experts:
         axes.append("ep")
     sizes = {

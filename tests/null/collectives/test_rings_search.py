@@ -112,3 +112,9 @@ def test_rings_take_what_edited_links_carry(on: str, kind: str, spec: int) -> No
         found.append(ring_rate(topology, members))
         assert rate * 1e9 <= found[-1] <= own * (1 + 1e-9)
     assert found == sorted(found)
+
+
+def test_links_of_any_rate_are_looked_through_in_no_time() -> None:
+    """A thousand times a link's rate is no thousand links. (It never ended.)"""
+    topology = load_topology("mi300x-x8", ("link.xgmi.rate=1000 TB/s",))
+    assert 6e15 <= ring_rate(topology, range(8)) <= 7e15 * (1 + 1e-9)

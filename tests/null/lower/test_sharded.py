@@ -65,9 +65,22 @@ def test_zero1_of_pytorch_is_ddp_with_owners_of_tensors() -> None:
         assert any(op.id.startswith("grad/b0") and op.id.endswith(".copy") for op in ops)
     spread = [size for name, size in sent[1] if name == "broadcast"]
     assert [one for one in sent[1] if one[0] == "all_reduce"] == sent[0]
-    assert len(spread) == 8 and sum(spread) == pytest.approx(2 * owned.network.parameters, rel=1e-3)
+    tensors = sum(len(part.tensors) for _, block in owned.network.blocks for part in block.parts)
+    assert len(spread) == tensors and sum(spread) == pytest.approx(2 * owned.network.parameters, rel=1e-3)
     memory = [memory_of(setting.plan, setting.network, setting.framework) for setting in (plain, owned)]
     assert memory[0].gathered == memory[1].gathered and memory[1].optimizer == pytest.approx(memory[0].optimizer / 8, rel=1e-3)
+
+
+def test_gradients_below_owners_of_tensors_are_looked_at_whole() -> None:
+    """As after DDP: every rank has all of them, and nobody need be asked for a norm."""
+    looked = []
+    for split in ({"dp_replicate": 8}, {"dp_shard": 8, "zero": 1}):
+        plan = {"model": "gpt2-124m", "seq_len": 128, "parallel": split, "optimizer": {"clip": True}}
+        setting = bind(plan, "dgx-h100")
+        ops = lower(setting.plan, setting.network, setting.framework, "cuda", 1).segments["update"]
+        assert not any(op.id.startswith("optimizer/norm.") and op.kind == "collective" for op in ops)
+        looked.append([op.works for op in ops if op.id in ("optimizer/norm", "optimizer/clip")])
+    assert looked[0] == looked[1]
 
 
 @pytest.mark.parametrize("zero", [1, 2])

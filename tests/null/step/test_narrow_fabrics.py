@@ -191,3 +191,38 @@ def test_one_rank_of_many_kinds_is_one_whose_groups_leave_the_pod(
     assert len(set(representatives(made, setting.places))) == parallel.get("pp", 1)
     folded, whole = (predict_setting(setting, fold=fold, detail=False, steps=2).step_time_s for fold in (True, False))
     assert folded == pytest.approx(whole, rel=2e-3)
+
+
+MIXTRAL = {"base": "mixtral-8x7b", "layers": 4, "hidden": 1024, "ffn": 1024}
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    ("on", "edits", "framework", "parallel", "more"),
+    [
+        ("12x gh200", ("pod=6", "oversubscription=6"), "megatron-core", {"dp_shard": 12, "ep": 4, "zero": 1}, {"model": MIXTRAL, "seq_len": 4096}),
+        ("6x gh200", ("pod=3", "oversubscription=3"), "pytorch", {"cp": 6}, {"seq_len": 12288}),
+        ("16x gh200", ("pod=4", "oversubscription=2"), "megatron-core", {"cp": 8, "dp_shard": 2, "zero": 1}, {"seq_len": 16384}),
+        ("8x gh200", ("pod=4",), "torchtitan", {"cp": 8, "zero": 3}, {"seq_len": 16384}),
+        ("8x gh200", ("pod=4",), "megatron-core", {"cp": 8}, {"seq_len": 16384}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_experts_and_rings_over_pods(
+    on: str, edits: tuple[str, ...], framework: str, parallel: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """Groups of experts that lie astride pods are waited for (30 % too fast). A hop of a ring is met where the rank itself is reached, also at the
+    border of a pod (54 % too slow), and by the rank's own collectives where another hop is slower by its latency alone (32 % too fast)."""
+    setting = bind(plan(parallel, framework=framework) | more, on, edits)
+    folded, whole = (predict_setting(setting, fold=fold, detail=False, steps=2).step_time_s for fold in (True, False))
+    assert folded == pytest.approx(whole, rel=1e-3)
+
+
+@pytest.mark.no_cover
+def test_one_rank_of_many_kinds_is_one_whose_groups_leave_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the core is narrow and leaves are not. (21 % too fast.)"""
+    monkeypatch.setattr("sim.engine.fold._REFINE_LIMIT", 1)
+    edits = ("pod=1", "block=3", "oversubscription=1", "core_oversubscription=3")
+    setting = bind(plan({"dp_shard": 2, "dp_replicate": 6, "zero": 3}, framework="torchtitan"), "12x gh200", edits)
+    folded, whole = (predict_setting(setting, fold=fold, detail=False, steps=2).step_time_s for fold in (True, False))
+    assert folded == pytest.approx(whole, rel=2e-3)
