@@ -64,5 +64,6 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         edits = of_machine(set_, fail, without)
         found = run(prefix, on, groups=groups, edits=edits, calibration=calibration).to_dict()
         if not as_json:
+            desk.say("note: computation lasts what the traces say, whatever device --on names: a machine changes the exchanges")
             found["rows"] = [{"class of op": one["class"], "critical_path_s": one["seconds"]} for one in found.pop("critical_path")]
         desk.show(found, as_json, "chakra replay")

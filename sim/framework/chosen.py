@@ -21,11 +21,20 @@ def framework_of(plan: Plan) -> Framework:
         **_said(said),
         attention=_said({"implementation": plan.attention, "biased": plan.attention}),
         optimizer=_said({"implementation": o.implementation, "clip": o.clip}),
-        precision=_dtypes(base, plan.precision),
+        precision=_dtypes(base, plan.precision) | (_AUTOCAST if _alone(plan, base) else {}),
     )
     if found.compile and found.data_parallel.gradients_at_end:  # and the division of the sums is fused with what reads them
         found = found.but(data_parallel={"overlap_grad": False, "prescales": False})
     return found if plan.comm.reduce_dtype is None else _reducing_in(found, plan.comm.reduce_dtype)
+
+
+_AUTOCAST = {"autocast": True, "param_dtype": "fp32", "grad_dtype": "fp32", "reduce_dtype": "fp32", "master": False}
+
+
+def _alone(plan: Plan, base: Framework) -> bool:
+    """Does autocast narrow what FSDP would (`Precision.autocast_alone`)?"""
+    split = sharding_of(plan, base)[0] or plan.parallel.tp * plan.parallel.pp > 1
+    return base.precision.autocast_alone and not split and plan.precision not in ("fp32", "tf32")
 
 
 def _said(words: dict[str, Any]) -> dict[str, Any]:

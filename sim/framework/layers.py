@@ -21,6 +21,8 @@ class Attention(Habits, frozen=True, kw_only=True):
     kernels: Literal["flash1", "triton1", "flash2", "flash3", "cudnn", "math"] = "flash2"
     """Which family of kernels: flash-attention 1 (its port to Triton), 2 or 3, cuDNN's, or math: products and a softmax."""
     fused_rope: bool = False
+    repeats_keys: bool = False
+    """Keys and values are copied to all of their query heads before the kernel, which keeps the copies."""
     fused_softmax: bool = False
     """Scale + mask + softmax in one kernel, where written out."""
     compiled: bool = True

@@ -63,6 +63,10 @@ class DataParallel(Habits, frozen=True, kw_only=True):
         """Is the optimizer's copy of the parameters the only one that a rank keeps?"""
         return zero == 3 and not self.keeps_narrow
 
+    def sums_as_ddp(self, zero: int) -> bool:
+        """Does each rank sum whole gradients, in DDP's buckets, which owners of tensors read as everybody does?"""
+        return zero == 0 or (zero == 1 and self.zero1 == "ddp")
+
 
 class TensorParallel(Habits, frozen=True, kw_only=True):
     """How linears are split over ranks."""

@@ -192,7 +192,7 @@ def finish(job: Job, stages: list[StageSegments]) -> list[Op]:
     """Gradients that more than one rank has a share in: norms under sequence parallelism, a table that several stages read."""
     parts = (part for stage in stages for block in reversed(stage.chunk.blocks) for part in reversed(block.parts))
     separate = job.zero == 3 and job.framework.tensor_parallel.style == "dtensor"  # FSDP has summed them already
-    ops = [] if separate else tensor.norm_gradients(job, parts)
+    ops = [] if separate else tensor.whole_gradients(job, parts)
     for stage in stages:
         ops += ends.exchange(job, stage.stage.rank, stage.stage.sharers)
         if stage.stage.last and stage.ends[0] != stage.ends[1]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sim.framework.chosen import sharding_of
 from sim.framework.framework import Framework
-from sim.lower.optimizer.owned import widens
+from sim.lower.optimizer.owned import flat_bytes
 from sim.memory.activations import Moment
 from sim.memory.groups import communicators
 from sim.model.parts import Network
@@ -71,7 +71,7 @@ def _waiting(plan: Plan, framework: Framework, found: list[Moment]) -> int:
     which are as small as these were, and segments are not joined (c10/cuda/CUDACachingAllocator.cpp). FSDP's shards of gradients are made in the
     stream that reduces them, and each stream has its own segments (_fsdp_collectives.py: foreach_reduce)."""
     step, *others = found
-    if framework.optimizer.flat_step or widens(plan, framework, sharding_of(plan, framework)[0]):
+    if flat_bytes(plan, framework):
         return step.working + max(map(sum, others), default=0)
     if framework.data_parallel.zero2 == "layers" and sharding_of(plan, framework)[0] == 3:
         return max(moment.activations + moment.working for moment in found) + max(moment.gradients for moment in found)

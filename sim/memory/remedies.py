@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sim.framework.chosen import zero_of
 from sim.framework.framework import Framework
 from sim.model.parts import Network
 from sim.plan import Plan
@@ -25,6 +26,14 @@ def most_sharded(plan: Plan, network: Network, framework: Framework) -> int:
     """The level of ZeRO that is taken at most: by the framework in a pipeline, and with weights that lie in four bits."""
     most = framework.pipeline.zero if plan.parallel.pp > 1 else 3
     return min(most, 2) if network.stored_apart else most
+
+
+def said(plan: Plan, framework: Framework) -> Plan:
+    """The plan with the level of ZeRO that its framework takes where it says none: in force already, it is no remedy."""
+    p = plan.parallel
+    if p.zero is not None or p.dp_shard == 1:
+        return plan
+    return msgspec.structs.replace(plan, parallel=msgspec.structs.replace(p, zero=zero_of(plan, framework)))
 
 
 def changes(plan: Plan, most: int = 3) -> list[Change]:
@@ -112,7 +121,7 @@ def _more_ranks(thrifty: Change, most: int) -> list[Change]:
     for times in (2, 4, 8, 16, 32, 64):
         parallel = replace(p, dp_shard=p.dp_shard * times, zero=most)
         batch = replace(plan.batch, global_=plan.global_batch * times)
-        words = f"{plan.world * times} GPUs with parallel.dp_shard = {parallel.dp_shard}, zero = {most}"
+        words = f"{plan.world * times} GPUs with parallel.dp_shard = {parallel.dp_shard}" + (f", zero = {most}" if p.zero != most else "")
         found.append(_and(thrifty, Change(words, replace(plan, parallel=parallel, batch=batch))))
     return found
 

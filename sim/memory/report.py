@@ -217,10 +217,10 @@ def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static:
 
 def _remedies(plan: Plan, network: Network, framework: Framework, devices: Devices) -> tuple[str, ...]:
     """Up to three changes that make it fit, tried in the order of what they cost (`sim.memory.remedies.changes`)."""
-    from sim.memory.remedies import changes, most_sharded  # most plans fit, and start sooner without
+    from sim.memory.remedies import changes, most_sharded, said  # most plans fit, and start sooner without
 
     found: list[str] = []
-    for text, changed, scale in changes(plan, most_sharded(plan, network, framework)):
+    for text, changed, scale in changes(said(plan, framework), most_sharded(plan, network, framework)):
         if isinstance(_of_stage(devices, 0), Cpu) and (changed.world > plan.world or changed.memory.offload != plan.memory.offload):
             continue  # nothing is gained in memory that all ranks share
         report = _fullest(changed, network, framework, devices, scale)

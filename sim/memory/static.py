@@ -11,7 +11,7 @@ from sim.framework.chosen import sharding_of, zero_of
 from sim.framework.framework import Framework
 from sim.lower.data_parallel.buckets import named
 from sim.lower.optimizer import muon, outer
-from sim.lower.optimizer.owned import copy_width, moment_width, states, widens
+from sim.lower.optimizer.owned import copy_width, flat_bytes, moment_width, states
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network, Part
 from sim.model.stages import Blocks, reader
@@ -53,7 +53,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
             totals["step"] += (
                 own * state * constants()["optimizer.foreach"] * (framework.optimizer.implementation == "foreach" and copies > 0)
             )
-            totals["step"] += own * _flat(plan, framework)
+            totals["step"] += own * flat_bytes(plan, framework)
     if train:
         totals["optimizer"] += 4.0 * sum(part.own_state or 0 for chunk in chunks for _, block in chunk for part in block.parts)
     if train and framework.optimizer.flat_step and zero_of(plan, framework) == 1:
@@ -111,8 +111,7 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     if framework.precision.autocast:
         found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
     summed, sent = train and ranks > 1 and plan.update.summed, BYTES[framework.precision.reduce_dtype]
-    ddp = zero == 0 or (zero == 1 and framework.data_parallel.zero1 == "ddp")
-    if ddp and summed and framework.data_parallel.packs_gradients and not framework.linears.accumulates:
+    if framework.data_parallel.sums_as_ddp(zero) and summed and framework.data_parallel.packs_gradients and not framework.linears.accumulates:
         buckets = trained * (BYTES[framework.precision.grad_dtype] + sent if framework.precision.casts else sent)
         found += min(buckets, named(plan, framework) or 0) if framework.data_parallel.bucket else buckets
     if zero == 1 and summed and framework.precision.sums_apart and framework.precision.casts:
@@ -133,13 +132,6 @@ def _packed(plan: Plan, framework: Framework, zero: int) -> int:
     if zero == 3:
         return habits.bucket << 20
     return (named(plan, framework) or 0) * (2 if habits.overlap_grad and plan.comm.overlap else 1)
-
-
-def _flat(plan: Plan, framework: Framework) -> float:
-    """Bytes of an element that a step makes in flat tensors. Who turns ZeRO off in DeepSpeed has all gradients cast to fp32, and these joined then
-    (runtime/fp16/fused_optimizer.py, step); its ZeRO-1 works as ever where nobody shares."""
-    flat = framework.optimizer.flat_step if zero_of(plan, framework) or not framework.optimizer.flat_step else 8.0
-    return flat + 4.0 * widens(plan, framework, sharding_of(plan, framework)[0])
 
 
 def _joined(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], gradients: float) -> float:

@@ -17,6 +17,8 @@ from sim.work import Work
 Seam = Literal[
     "",
     "tp.gather",
+    "tp.spread",
+    "tp.copy",
     "tp.reduce",
     "tp.columns",
     "ep.dispatch",
@@ -65,6 +67,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """(rows, columns) of those of `tensors` that are matrices; `describe` leaves those of layers alone, which Muon takes."""
     tables: tuple[tuple[int, int], ...] = ()
     """The same of the model's ends: embeddings and the head, which Muon leaves alone."""
+    whole: tuple[int, ...] = ()
+    """Elements of those `tensors` that every rank of tp has, and each finds a part of their gradient where it sees a part of the tokens, or of what
+    becomes of them: norms, routers, biases after a reduction."""
     expert: bool = False
     """Parameters live on one expert-parallel rank (gradients average over `edp`, not `grad`)."""
     frozen: bool = False
@@ -80,8 +85,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ahead: int = 0
     """Bytes that live at the fullest moment of its forward beside what it and the parts before it save (captured models)."""
     seam: Seam = ""
-    """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel); tp.reduce: after it,
-    its output is reduced (row-parallel); tp.columns: before it, the columns of its input are gathered, of all tokens; ep.dispatch /
+    """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel), and what each rank finds
+    of its gradient is reduced; tp.spread: gathered, too, but each rank finds all of the gradient, and keeps its own part; tp.copy: all ranks have
+    its input, and only the gradient is reduced; tp.reduce: after it, its output is reduced (row-parallel); tp.columns: before it, the columns of its input are gathered, of all tokens; ep.dispatch /
     ep.combine: token exchange BEFORE / AFTER this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss;
     tp.embedding: vocabulary-parallel lookup; dp.features: before this part, features of all samples are gathered;
     dp.ring: the part is run on each other rank's features, which come in turn."""
@@ -92,7 +98,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     seam_weights: int = 0
     """ep.dispatch: bytes of the routing weights, where they travel in a message of their own."""
     seam_counts: int = 0
-    """ep.dispatch: bytes of the counts of rows, where they go before the rows and the host reads them, to know the sizes of what it gets."""
+    """ep.dispatch: bytes of the counts of rows that go before the rows, to know the sizes of what comes: a rank's own, or what all have gathered."""
     copies: int = 0
     """ep: experts of each token, where it travels once to every node that holds one of them and is handed on there; 0: once for each."""
     modules: int = 1

@@ -46,6 +46,11 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def tp(self) -> int:
         return self.shape.tp
 
+    @property
+    def gathers_once(self) -> bool:
+        """DTensor's plans gather a module's input for all that reads it, what no rank splits included (torch's PrepareModuleInput)."""
+        return self.framework.tensor_parallel.style == "dtensor" and self.tp > 1
+
     def words(self, vocab: int) -> int:
         """Rows of the vocabulary's table on this rank, with those that fill it up."""
         multiple = self.framework.vocab_multiple

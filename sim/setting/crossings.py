@@ -41,10 +41,15 @@ def _between(links: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(link for link in links if link.startswith("net/") and ">net/" in link)
 
 
+def nodes_below(topology: Topology) -> tuple[int, ...]:
+    """Nodes below a leaf's uplinks, and below those of the spines of a block; none where these never lack rate."""
+    fabric = topology.cluster.fabric
+    return tuple(nodes for nodes in (fabric.pod, fabric.block_nodes) if nodes) if topology.narrow else ()
+
+
 def pods_of(topology: Topology) -> tuple[int, ...]:
-    """Ranks below a leaf's uplinks, and below those of the spines of a block; none where these never lack rate."""
-    fabric, each = topology.cluster.fabric, topology.ranks_per_node
-    return tuple(nodes * each for nodes in (fabric.pod, fabric.block_nodes) if nodes) if topology.narrow else ()
+    """Ranks below each of these (`nodes_below`)."""
+    return tuple(nodes * topology.ranks_per_node for nodes in nodes_below(topology))
 
 
 def regular(mesh: Mesh, topology: Topology) -> bool:

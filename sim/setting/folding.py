@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from sim.engine.fold import Places
 from sim.mesh import Mesh
-from sim.setting.crossings import crossing_of, inner_axes, inner_cuts, pods_of, regular
+from sim.setting.crossings import crossing_of, inner_axes, inner_cuts, nodes_below, pods_of, regular
 from sim.setting.mirrored import mirrored
 from topologies.graph import Topology
 
@@ -92,8 +92,7 @@ def _spans(mesh: Mesh, topology: Topology, uneven: bool) -> list[int]:
 def _spreads(mesh: Mesh, topology: Topology) -> list[tuple[tuple[int, ...], ...]]:
     """Of each rank how far its groups are spread, from the innermost on, which meet most often: over how many nodes (the more the slower), below the
     same switches or over those that pass less up, and how few members the emptiest of these nodes holds, whose NICs all others wait for."""
-    fabric = topology.cluster.fabric
-    below = [nodes for nodes in (fabric.block_nodes, fabric.pod) if nodes] if topology.narrow else []
+    below = nodes_below(topology)
     found: list[list[tuple[int, ...]]] = [[] for _ in range(mesh.world)]
     for axis in (*inner_axes(mesh), *reversed(mesh.order)):
         for group in mesh.groups(axis) if mesh.size(axis) > 1 else ():

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.framework.framework import Framework, load_framework
-from sim.memory.remedies import changes
+from sim.memory.remedies import changes, said
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of, memory_of_stages
 from sim.model import Network, Shape, describe, load_model
 from sim.model.specs.decoder import Decoder
@@ -236,6 +236,17 @@ def test_changes_leave_the_rest_of_the_plan_alone() -> None:
     assert texts[:3] == [f"parallel.dp_shard = 4, dp_replicate = 1, zero = {level}" for level in (1, 2, 3)], (
         "what costs least time comes first"
     )
+
+
+def test_what_a_framework_does_unasked_is_no_change() -> None:
+    """torchtitan shards over dp_shard unless told otherwise: "zero = 3" changed nothing, and stood in every remedy."""
+    for framework, texts in (("torchtitan", []), ("megatron-core", ["parallel.zero = 2", "parallel.zero = 3"])):
+        plan = Plan(model="x", framework=framework, parallel=Parallel(dp_shard=4))
+        found = [change.text for change in changes(said(plan, framework_of(plan)))]
+        assert [text for text in found if text.startswith("parallel.zero") and "and" not in text] == texts
+        assert ("8 GPUs with parallel.dp_shard = 8" in found[-6]) and ("zero" in found[-6]) == bool(texts)
+    alone = Plan(model="x", framework="torchtitan")
+    assert said(alone, framework_of(alone)) is alone
 
 
 def test_forward_alone_keeps_nothing() -> None:

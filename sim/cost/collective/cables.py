@@ -19,7 +19,7 @@ def nodes_of(topology: Topology, ranks: Iterable[int]) -> dict[int, list[int]]:
     return found
 
 
-def _channels(topology: Topology, here: Sequence[int], there: Sequence[int]) -> Iterator[tuple[int, int]]:
+def channels(topology: Topology, here: Sequence[int], there: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Members of one node and of the next, one pair for each channel: on the same place of both, whose NICs are on one rail, where there are
     such. (NCCL orders the members of a node so that a ring leaves by the NIC by which it came, and comes into the next by the same:
     `NCCL_CROSS_NIC`.)"""
@@ -35,7 +35,7 @@ def flows(topology: Topology, here: Sequence[int], there: Sequence[int]) -> tupl
     took to another's when their own had failed, fill it together: their channels are one flow."""
     found: list[tuple[str, ...]] = []
     taken: set[str] = set()
-    for pair in _channels(topology, here, there):
+    for pair in channels(topology, here, there):
         links = tuple(link for link in topology.path(*pair).links if "net/" in link)
         ends = {*links[:1], *links[-1:]}
         found += [links] if taken.isdisjoint(ends) else []

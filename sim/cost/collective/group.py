@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from sim.cost.collective.cables import cables, crossing, flows, nodes_of, spread
+from sim.cost.collective.cables import cables, channels, crossing, flows, nodes_of, spread
 from sim.cost.collective.rings import ring_rate
 from topologies.errors import Refused
 from topologies.graph import Topology
@@ -138,14 +138,12 @@ def _pace(kind: tuple[list[int], tuple[Path | None, float]]) -> tuple[float, int
 
 
 def _far(topology: Topology, nodes: dict[int, list[int]], kinds: list[list[int]]) -> Path | None:
-    """The way from the first node to the next; where nodes differ, the longest from one of each kind to a node beside it."""
+    """The way of a channel from the first node to the next; where nodes differ, the longest from one of each kind to a node beside it."""
     if len(nodes) < 2:
         return None
     held = list(nodes.values())
-    if len(kinds) == 1:
-        return topology.path(held[0][0], held[1][0])
-    ways = [topology.path(kind[0], next(other for other in held if other is not kind)[0]) for kind in kinds]
-    return max(ways, key=lambda path: path.latency)
+    pairs = [(held[0], held[1])] if len(kinds) == 1 else [(kind, next(other for other in held if other is not kind)) for kind in kinds]
+    return max((topology.path(*next(channels(topology, *pair))) for pair in pairs), key=lambda path: path.latency)
 
 
 def _neighbour(topology: Topology, members: list[int]) -> tuple[Path | None, float]:

@@ -83,7 +83,7 @@ def named(plan: Plan, framework: Framework) -> int | None:
 
 def rebuilds(job: Job) -> bool:
     """torch's DDP cuts its buckets after the first step, also below an optimizer that shares out its tensors."""
-    return (job.zero == 0 or (job.zero == 1 and job.framework.data_parallel.zero1 == "ddp")) and not job.flat_gradients
+    return job.framework.data_parallel.sums_as_ddp(job.zero) and not job.flat_gradients
 
 
 def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "", first: bool = True) -> list[Bucket]:

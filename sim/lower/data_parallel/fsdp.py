@@ -21,7 +21,7 @@ from sim.lower.data_parallel.replicate import lane_of
 from sim.lower.data_parallel.sharded import CLS, replicas
 from sim.lower.data_parallel.units import Sizes, Unit, root_first
 from sim.lower.job import Job
-from sim.lower.model_parallel.tensor import norm_gradients
+from sim.lower.model_parallel.tensor import whole_gradients
 from sim.lower.ops import collective, compute, host, order, record, wait
 from sim.lower.passes import Pieces
 from sim.lower.template import BlockOps, Ops
@@ -114,7 +114,7 @@ def _partial(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Uni
     """Under DTensor's sequence parallelism, norms' gradients are summed over tp before they are scattered."""
     if job.framework.tensor_parallel.style != "dtensor":
         return []
-    return norm_gradients(job, [part for block in blocks if units[block.name] == unit for part in block.parts], sharded=True)
+    return whole_gradients(job, [part for block in blocks if units[block.name] == unit for part in block.parts], sharded=True)
 
 
 def hooks(job: Job, phase: str, unit: Unit) -> list[Op]:

@@ -23,9 +23,12 @@ def _weights(job: Job, id: str, part: Part) -> list[Op]:
 
 
 def _counts(job: Job, id: str, part: Part) -> list[Op]:
-    """How many rows go to each expert, and on a GPU the host's look at what came: it waits for all queued compute."""
+    """How many rows go to each expert, and on a GPU the host's look at what came: it waits for all queued compute. What Megatron's host reads is
+    the part's own matter (`Part.reads`)."""
     if not part.seam_counts:
         return []
+    if not job.framework.experts.stacked:
+        return [collective(job, f"{id}.all_gather", COMPUTE, "all_gather", part.seam_counts, "ep", CLS)]
     exchange = collective(job, f"{id}.all_to_all", COMPUTE, "all_to_all", part.seam_counts, "ep", CLS)
     return [exchange, *read_back(job, f"{id}.read", CLS, 16 * job.size("ep"))]
 

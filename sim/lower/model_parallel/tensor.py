@@ -94,8 +94,8 @@ def _reduce(job: Job, id: str, name: str, size: float, kernels: list[Op]) -> lis
 def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
     """Collectives around a part's forward kernels. `name` is the op id of the kernels."""
     size, split = part.seam_bytes, job.plan.parallel.sequence_parallel
-    if part.seam == "tp.gather":
-        return _gather(job, f"{name}.all_gather", size, kernels) if split else kernels
+    if part.seam in ("tp.gather", "tp.spread", "tp.copy"):
+        return _gather(job, f"{name}.all_gather", size, kernels) if split and part.seam != "tp.copy" else kernels
     if part.seam == "tp.columns":  # of all tokens: with sequence parallelism each rank keeps its own of them
         return [_now(job, f"{name}.all_gather", "all_gather", size), *kernels]
     if part.seam == "tp.loss":  # maximum, predicted logit and sum of exponentials, one number a row each
@@ -112,6 +112,8 @@ def backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) 
             return _column(job, name, size, split, dgrad, wgrad)
         linears = sum(isinstance(work, Gemm) for work in part.backward) if job.framework.tensor_parallel.style == "sync" else 1
         return _column_in_turn(job, name, size, split, dgrad, wgrad, max(1, linears))
+    if part.seam == "tp.copy":
+        return _column_in_turn(job, name, size, False, dgrad, wgrad, 1)
     if split and part.seam in ("tp.reduce", "tp.columns", "tp.embedding"):
         dgrad = _gather(job, f"bwd/{name}.all_gather", size, dgrad)
     return dgrad, wgrad, dgrad + wgrad
@@ -143,27 +145,22 @@ def _column_in_turn(
     return [*dgrad, *sums], wgrad, [*dgrad, *wgrad, *sums]
 
 
-def whole(part: Part) -> bool:
-    """Are the part's parameters whole on every rank of tp, each of which has seen a part of the tokens (norms)?"""
-    return part.cls == "norm" and bool(part.tensors) and not part.frozen
-
-
-def norm_gradients(job: Job, parts: Iterable[PartOps], sharded: bool = False) -> list[Op]:
-    """Sums over tp of the gradients of parts that are whole on each rank.
+def whole_gradients(job: Job, parts: Iterable[PartOps], sharded: bool = False) -> list[Op]:
+    """Sums over tp of the gradients of parameters that are whole on each rank (`Part.whole`).
 
     Megatron: all in one message (finalize_model_grads). DTensor: each by itself; FSDP sums a `Partial` gradient once, an optimizer without
     it at each use.
     """
     if job.size("tp") == 1 or not job.plan.parallel.sequence_parallel:
         return []
-    mine = [part for part in parts if whole(part.part)]
+    mine = [part for part in parts if part.part.whole]
     if job.framework.tensor_parallel.style != "dtensor":
-        total = sum(part.part.params for part in mine)
-        return [_now(job, "grad/norms.all_reduce", "all_reduce", total * job.grad_bytes)] if total and not sharded else []
+        total = sum(sum(part.part.whole) for part in mine)
+        return [_now(job, "grad/whole.all_reduce", "all_reduce", total * job.grad_bytes)] if total and not sharded else []
     uses = 1 if sharded or job.framework.optimizer.implementation == "fused" else OPTIMIZERS[job.plan.optimizer.name].gradient_reads
     found = []
     for part in mine:
-        tensors = part.part.tensors
+        tensors = part.part.whole
         for index, elements in enumerate(tensors):
             for use in range(uses):
                 suffix = "".join([f".{index}" if len(tensors) > 1 else "", f".use{use}" if uses > 1 else ""])

@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from functools import cached_property
 
+from sim.framework.chosen import sharding_of, zero_of
 from sim.framework.framework import Framework
 from sim.lower.job import Job
 from sim.lower.template import BlockOps
@@ -49,6 +50,13 @@ def widens(plan: Plan, framework: Framework, zero: int) -> bool:
     what the host updates is widened there."""
     narrow = BYTES[framework.precision.grad_dtype] < 4 and framework.precision.master and zero < 3
     return framework.optimizer.widens and narrow and not plan.host_updates and not reads_narrow(plan, framework, zero)
+
+
+def flat_bytes(plan: Plan, framework: Framework) -> float:
+    """Bytes of an element that a step makes in flat tensors. Who turns ZeRO off in DeepSpeed has all gradients cast to fp32, and these joined then
+    (runtime/fp16/fused_optimizer.py, step); its ZeRO-1 works as ever where nobody shares."""
+    flat = framework.optimizer.flat_step if zero_of(plan, framework) or not framework.optimizer.flat_step else 8.0
+    return flat + 4.0 * widens(plan, framework, sharding_of(plan, framework)[0])
 
 
 def copy_width(plan: Plan, framework: Framework, zero: int) -> float:

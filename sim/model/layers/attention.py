@@ -11,7 +11,7 @@ from sim.model.layers.linear import linear, operand, quantised, scaled_before
 from sim.model.layers.norm import norm
 from sim.model.parts import Part
 from sim.model.share import Share
-from sim.work import BYTES, Attention, Gemm, Work
+from sim.work import BYTES, Attention, Gemm, MemoryBound, Work
 
 _VIEWS = {True: 10, False: 8}
 """Calls of a layer in Python that launch nothing: of a fused projection's result a view, a split, three flattened and three transposed parts, else
@@ -193,6 +193,21 @@ def _split(share: Share, columns: int) -> list[Part]:
     return [Part(name="attn.split", backward=(join,), cls="elementwise")]
 
 
+def _repeated(share: Share, heads: Heads) -> Part:
+    """Keys and values, each copied to all query heads that read it; backward sums their gradients. Compiled, the rotation writes the copies of keys
+    in place of these, and takes their sum."""
+    e, narrow, wide = share.e, share.rows * heads.kv * heads.d, share.rows * heads.q * heads.d
+    if share.framework.compile:
+        more = 2 * wide - narrow
+        forward, backward = [MemoryBound("copy", narrow * e, more * e, share.act)], [MemoryBound("reduce", more * e, narrow * e, share.act)]
+    else:
+        forward, backward = (
+            [MemoryBound("copy", narrow * e, wide * e, share.act)] * 2,
+            [MemoryBound("reduce", wide * e, narrow * e, share.act)] * 2,
+        )
+    return Part(name="attn.repeat", forward=tuple(forward), backward=tuple(backward), cls="elementwise", modules=0)
+
+
 def _left(heads: Heads, rotated: bool, normed: bool, whole: bool) -> int:
     """Columns of a fused projection's result that are kept in other tensors, too: what is rotated, or (`whole`) read by a norm over all heads, which
     takes no views with gaps between them. Queries leave their groups as a copy, where there are several and several in each; a norm over each
@@ -257,6 +272,10 @@ def grouped_query(
             parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
     if turned:
         parts.append(rope(share, local.q + local.kv, turned, scaled=rope_scaled, passed=d - turned))
+    repeated = share.framework.attention.repeats_keys and local.kv < local.q and not share.math
+    if repeated:
+        parts.append(_repeated(share, local))
+        local = local._replace(kv=local.q)
     joined = _joined(share, turned, d)
     reread = 0 if joined else share.e if gated else reread
     middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, capped=capped, reread=reread)

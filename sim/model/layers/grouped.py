@@ -46,7 +46,7 @@ def grouped(
         seam=seam if seam_bytes else "",
         seam_bytes=seam_bytes,
         seam_weights=4 * (seam_bytes // (k * share.e)) if opens and weighs_inside(share) else 0,
-        seam_counts=4 * local * share.shape.ep if opens and seam_bytes and _counts_first(share) else 0,
+        seam_counts=_counts(share, local) if opens and seam_bytes else 0,
         copies=share.framework.experts.fused_dispatch * top_k if seam_bytes else 0,
         modules=2 + _pads(share),
         native=len(late) + max(0, len(quantise) - 1),
@@ -89,10 +89,13 @@ def weighs_inside(share: Share) -> bool:
     )
 
 
-def _counts_first(share: Share) -> bool:
-    """torchtitan's ExpertParallel (distributed/expert_parallel.py) sends the counts of rows (32 bits) ahead and reads them; Megatron-Core knows
-    them from what all ranks have gathered."""
-    return share.framework.experts.stacked and not share.framework.experts.fused_dispatch and not share.shape.capacity
+def _counts(share: Share, local: int) -> int:
+    """torchtitan's ExpertParallel (distributed/expert_parallel.py) sends each rank the counts of its rows (32 bits); Megatron-Core gathers all ranks'
+    counts of all experts (64 bits: MoEAlltoAllTokenDispatcher.preprocess). Fused dispatch counts by itself; a capacity is known."""
+    if share.framework.experts.fused_dispatch or share.shape.capacity:
+        return 0
+    ranks = share.shape.ep
+    return 4 * local * ranks if share.framework.experts.stacked else 8 * local * ranks * ranks * share.shape.etp
 
 
 def _pads(share: Share) -> bool:

@@ -9,45 +9,58 @@ from sim.model.layers.elementwise import elementwise
 from sim.model.layers.heads import Heads, split_heads
 from sim.model.layers.linear import casts, linear
 from sim.model.layers.norm import before, norm
-from sim.model.parts import Part
+from sim.model.parts import Part, Seam
 from sim.model.share import Share
 from sim.model.specs.decoder import Mla
 
 
 def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = False, reread: int | None = None) -> list[Part]:
-    """Down-projections on each rank's rows, norms, up-projections split over tp, rope, core, proj.
+    """Down-projections, norms, up-projections split over tp, rope, core, proj.
 
-    The bottlenecks are whole on every tp rank (they are narrow); what is gathered for tp is their output. `reread`: as in `core`.
+    The bottlenecks are whole on every tp rank (they are narrow). Megatron's ranks send their own rows through them and gather what comes out.
+    DTensor's gather the input and all do the same: only the gradients of what the up-projections read are summed (torchtitan,
+    models/deepseek_v3/infra/parallelize.py: NoParallel). `reread`: as in `core`.
     """
     local = split_heads(share, heads, heads, mla.nope + mla.rope, mla.value)
-    split, rows = share.tp > 1, share.srows
-    wide = mla.q_lora or hidden
-    gather = share.rows * wide * share.e if split else 0
+    rows = share.rows if share.gathers_once else share.srows
+    spread: Seam
+    inner: Seam
+    spread, inner = ("tp.spread", "tp.copy") if share.gathers_once else ("", "tp.gather")
+    seam, wide = _over_tp(share, inner if mla.q_lora else "tp.gather", mla.q_lora or hidden)
     queries = linear(
-        share, "attn.q_up", wide, local.q * local.d, seam="tp.gather" if split else "", seam_bytes=gather, saved_rows=rows,
+        share, "attn.q_up", mla.q_lora or hidden, local.q * local.d, seam=seam, seam_bytes=wide, saved_rows=rows,
         stream=not mla.q_lora, normed=bool(mla.q_lora), modules=1 if mla.q_lora else 2,
     )  # fmt: skip
     parts = [queries]
     if mla.q_lora:
-        down = linear(share, "attn.q_down", hidden, mla.q_lora, rows=rows, bias=bias, stream=True, modules=2)
+        seam, wide = _over_tp(share, spread, hidden)
+        down = linear(share, "attn.q_down", hidden, mla.q_lora, rows=rows, bias=bias, stream=True, seam=seam, seam_bytes=wide, modules=2)
         between = norm(share, "attn.q_norm", rows, mla.q_lora, "rmsnorm", after_residual=False, es=share.e)
-        parts = [down, before(share, between, queries), queries]
-    narrow = mla.kv_lora + mla.rope
-    down = linear(share, "attn.kv_down", hidden, narrow, rows=rows, bias=bias, stream=True)
+        parts = [_bottleneck(share, down), _bottleneck(share, before(share, between, queries)), queries]
+    down = linear(share, "attn.kv_down", hidden, mla.kv_lora + mla.rope, rows=rows, bias=bias, stream=True)
     join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # two gradients of one input
-    parts.append(replace(down, saved=down.saved if casts(share) else 0, backward=(*down.backward, join)))
+    parts.append(_bottleneck(share, replace(down, saved=down.saved if casts(share) else 0, backward=(*down.backward, join))))
     between = norm(share, "attn.kv_norm", rows, mla.kv_lora, "rmsnorm", after_residual=False, es=share.e)
-    gather = share.rows * narrow * share.e if split else 0
+    seam, wide = _over_tp(share, inner, mla.kv_lora + mla.rope)
     keys = linear(
-        share, "attn.kv_up", mla.kv_lora, local.q * (mla.nope + mla.value), seam="tp.gather" if split else "", seam_bytes=gather,
-        saved_rows=rows, normed=True,
-    )  # fmt: skip
-    parts += [before(share, between, keys), keys]
+        share, "attn.kv_up", mla.kv_lora, local.q * (mla.nope + mla.value), seam=seam, seam_bytes=wide, saved_rows=rows, normed=True
+    )
+    parts += [_bottleneck(share, before(share, between, keys)), keys]
     parts += [rope(share, local.q + 1, mla.rope), _join_heads(share, local, mla)]
     parts.append(core(share, local, causal=True, reread=reread))
-    reduce = share.rows * hidden * share.e if split else 0
-    parts.append(linear(share, "attn.proj", local.q * mla.value, hidden, bias=bias, seam="tp.reduce" if split else "", seam_bytes=reduce))
+    seam, wide = _over_tp(share, "tp.reduce", hidden)
+    parts.append(linear(share, "attn.proj", local.q * mla.value, hidden, bias=bias, seam=seam, seam_bytes=wide))
     return parts
+
+
+def _over_tp(share: Share, seam: Seam, width: int) -> tuple[Seam, int]:
+    """(the seam, bytes of all rows): none where there is no tp."""
+    return (seam, share.rows * width * share.e) if seam and share.tp > 1 else ("", 0)
+
+
+def _bottleneck(share: Share, part: Part) -> Part:
+    """What is whole on each rank of tp, and sees its rows of the tokens, or all of them."""
+    return replace(part, whole=() if share.gathers_once else part.tensors)
 
 
 def _join_heads(share: Share, local: Heads, mla: Mla) -> Part:

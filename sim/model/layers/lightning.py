@@ -3,6 +3,8 @@ Attention-2; MiniMax-01, section 2.2)."""
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sim.model.check import divisible
 from sim.model.layers.activation import sigmoid_gate
 from sim.model.layers.elementwise import elementwise
@@ -29,7 +31,7 @@ def lightning(share: Share, hidden: int, spec: Lightning, *, fused: bool) -> lis
         ),
         _silu(share, 3 * inner),
         _chunks(share, spec, heads),
-        norm(share, "lightning.norm", share.rows, inner, "rmsnorm", after_residual=False, es=share.e),
+        replace(norm(share, "lightning.norm", share.rows, inner, "rmsnorm", after_residual=False, es=share.e), whole=()),  # split over tp
         sigmoid_gate(share, "lightning.gate", inner),
         linear(share, "lightning.out_proj", inner, hidden, seam="tp.reduce" if bytes_ else "", seam_bytes=bytes_),
     ]  # fmt: skip

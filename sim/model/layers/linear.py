@@ -154,6 +154,7 @@ def linear(
         cls="gemm",
         tensors=tensors,
         matrices=tuple((width, k) for width in widths),
+        whole=widths if bias and seam == "tp.reduce" and not frozen else (),
         frozen=frozen,
         saved=0 if frozen else operand(share, (slices or m) * k, low) * (len(widths) if cast else 1),
         seam=seam,

@@ -10,15 +10,25 @@ from sim.model.share import Share
 
 
 def mlp(
-    share: Share, hidden: int, ffn: int, kind: str, *, bias: bool = False, fused: bool = True, frozen: bool = False, prefix: str = "mlp"
+    share: Share,
+    hidden: int,
+    ffn: int,
+    kind: str,
+    *,
+    bias: bool = False,
+    fused: bool = True,
+    frozen: bool = False,
+    prefix: str = "mlp",
+    local: bool = False,
 ) -> list[Part]:
-    """up (with gate), activation, down. Column-parallel then row-parallel (Shoeybi et al. 2019, section 3)."""
+    """up (with gate), activation, down. Column-parallel then row-parallel (Shoeybi et al. 2019, section 3). `local`: others gather its input and
+    sum its output."""
     inner = divisible(f"{prefix} width", ffn, "tp", share.tp)
     gated = kind in GATED
     widths: int | tuple[int, ...] = inner
     if gated:
         widths = 2 * inner if fused else (inner, inner)
-    seam_bytes = share.rows * hidden * share.e if share.tp > 1 else 0
+    seam_bytes = share.rows * hidden * share.e if share.tp > 1 and not local else 0
     joined = share.framework.elementwise.fused_activation and share.framework.elementwise.quantising_activation
     up = linear(
         share, f"{prefix}.up", hidden, widths, bias=bias, seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, stream=True,

@@ -36,20 +36,22 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
             f"etp = {etp} of tp = {share.tp} ranks with sequence_parallel = false: all ranks of tp hold the same tokens, and each would send them to "
             f"experts of its own (Megatron-Core refuses it too). Set sequence_parallel = true or etp = {share.tp}"
         )
+    once = share.gathers_once
     local = divisible("experts", spec.experts, "ep", share.shape.ep)
     inner = divisible("expert width", spec.ffn, "etp", etp)
-    rows = share.srows
-    tokens = rows * (etp if share.shape.sequence_parallel else 1)
+    rows = share.rows if once else share.srows
+    tokens = share.srows * (etp if share.shape.sequence_parallel else 1)
     routed = math.ceil(tokens * spec.top_k * (share.shape.capacity or 1.0))
     width = spec.latent or hidden
     late = etp > 1 and _gathers_rows(share)
     # Where the rows are gathered, permuting sees this rank's own tokens alone; else those of all ranks that split the experts.
-    permuted = (rows, -(-routed // etp), width, 1) if late else (tokens, routed, width, etp)
-    parts = [router(share, rows, hidden, spec)]
+    permuted = (rows, -(-routed // etp), width, 1) if late else (tokens, routed, width, 1 if once else etp)
+    parts = [_over_tp("moe.input.gather", "tp.gather", rows * hidden * share.e)] if once else []
+    parts.append(router(share, rows, hidden, spec))
     if spec.correction and frozen_correction(share):
         parts.append(correction(spec))
     if spec.latent:
-        parts.append(linear(share, "moe.latent_down", hidden, width, rows=rows))
+        parts.append(_whole(linear(share, "moe.latent_down", hidden, width, rows=rows)))
     parts.append(_permute(share, *permuted))
     exchanged = (
         round((rows if late else tokens) * _copies(share, spec) * (share.shape.capacity or 1.0) * width * share.e)
@@ -66,12 +68,17 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     parts += _combined(share, down, routed, width) if late else [down]
     parts.append(_unpermute(share, *permuted))
     if spec.latent:
-        parts.append(linear(share, "moe.latent_up", width, hidden, rows=rows))
+        parts.append(_whole(linear(share, "moe.latent_up", width, hidden, rows=rows)))
     if spec.shared:
-        first, *others = mlp(share, hidden, spec.shared, kind, fused=fused, prefix="moe.shared")
+        first, *others = mlp(share, hidden, spec.shared, kind, fused=fused, prefix="moe.shared", local=once)
         parts += [_read_twice(share, first, rows * hidden), *others]
         parts.append(_merge(share, rows, hidden, spec.shared_gate))
-    return parts
+    return [*parts, _over_tp("moe.output.scatter", "tp.reduce", rows * hidden * share.e)] if once else parts
+
+
+def _whole(part: Part) -> Part:
+    """Its parameters are whole on each rank of tp."""
+    return replace(part, whole=part.tensors)
 
 
 def _gathers_rows(share: Share) -> bool:
@@ -112,7 +119,7 @@ def _local(part: Part) -> Part:
 def _read_twice(share: Share, first: Part, elements: int) -> Part:
     """The shared experts' first linear, with what the router keeps of its input (`router`): 16 bits where its own operand is narrower, beside
     this (delayed scales) or in its place (Megatron-Core, shared_experts.py: set_save_original_input)."""
-    if not share.fp8 or share.tp > 1:
+    if not share.fp8 or (share.tp > 1 and not share.gathers_once):
         return first
     return replace(first, saved=elements * share.e + (first.saved if scaled_before(share) else 0))
 
@@ -124,13 +131,13 @@ def _copies(share: Share, spec: Moe) -> float:
 
 def _permute(share: Share, tokens: int, routed: int, width: int, etp: int) -> Part:
     """Copies each token into the rows of its experts, `routed` in all. With `etp` > 1 the tokens are gathered first."""
-    e = share.e
+    e, back = share.e, _back(share, tokens)
     if _travels_once(share, etp):
         return Part(name="moe.permute", cls="moe", saved=8 * routed, reads=_reads(share))
     forward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, routed * width * e, share.act),)
-    backward: tuple[Work, ...] = (MemoryBound("permute", routed * width * e, tokens * width * e, share.act),)
+    backward: tuple[Work, ...] = (MemoryBound("permute", routed * width * e, back * width * e, share.act),)
     if spelled_out(share):
-        forward, backward = (_gathered(share, routed, width),), _scattered(share, tokens, routed, width)
+        forward, backward = (_gathered(share, routed, width),), _scattered(share, back, routed, width)
     seam: Seam = "tp.gather" if etp > 1 else ""
     size = share.rows * width * e if etp > 1 else 0
     return Part(
@@ -148,6 +155,12 @@ def _permute(share: Share, tokens: int, routed: int, width: int, etp: int) -> Pa
 def _travels_once(share: Share, etp: int) -> bool:
     """The exchange itself copies tokens and sums results: nothing is left to do before and after it."""
     return share.framework.experts.fused_dispatch and share.shape.ep > 1 and etp == 1
+
+
+def _back(share: Share, tokens: int) -> int:
+    """Tokens that rows are put back into: all that a rank holds, of which it may have routed its own part alone (torchtitan,
+    distributed/expert_parallel.py: ReordererSequenceParallel)."""
+    return share.rows if share.gathers_once else tokens
 
 
 def _gathered(share: Share, rows: int, width: int) -> Work:
@@ -172,14 +185,14 @@ def _reads(share: Share) -> bool:
 def _unpermute(share: Share, tokens: int, routed: int, width: int, etp: int) -> Part:
     """Weighted sum of each token's `routed` results. Where the weights are not applied inside the activation
     (as Megatron's fused one does) the results are kept for the weights' gradient."""
-    e = share.e
+    e, back = share.e, _back(share, tokens)
     if _travels_once(share, etp):
         return Part(name="moe.unpermute", cls="moe")
-    forward: tuple[Work, ...] = (MemoryBound("permute", routed * width * e, tokens * width * e, share.act, 2.0 * routed * width),)
+    forward: tuple[Work, ...] = (MemoryBound("permute", routed * width * e, back * width * e, share.act, 2.0 * routed * width),)
     backward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, routed * width * e, share.act),)
     if spelled_out(share):
         scale, both = (elementwise("scale", share, routed * width, read, e) for read in (e, 2 * e))
-        forward = (scale, *_scattered(share, tokens, routed, width))
+        forward = (scale, *_scattered(share, back, routed, width))
         backward = (_gathered(share, routed, width), both, scale, elementwise("reduce", share, routed * width, e, 0))
     seam: Seam = "tp.reduce" if etp > 1 else ""
     kept = 0 if share.framework.elementwise.fused_activation else routed * width * e
@@ -194,7 +207,8 @@ def _merge(share: Share, rows: int, hidden: int, gated: bool) -> Part:
     if not gated:
         return Part(name="moe.merge", forward=(add,), backward=(add,), cls="elementwise")
     scale: Work = elementwise("scale", share, n, e, e)
-    part = Part(name="moe.merge", forward=(scale, add), backward=(scale, scale, add), cls="elementwise", tensors=(hidden,), saved=n * e)
+    back = (scale, scale, add)
+    part = Part(name="moe.merge", forward=(scale, add), backward=back, cls="elementwise", tensors=(hidden,), whole=(hidden,), saved=n * e)
     return _with_gate(share, part, rows, hidden) if spelled_out(share) else part
 
 

@@ -61,6 +61,7 @@ def norm(
         backward=backward,
         cls="norm",
         tensors=tensors,
+        whole=() if frozen else tensors,
         frozen=frozen,
         saved=kept,
         modules=modules,

@@ -30,11 +30,12 @@ def router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
     join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # gradients of router and experts meet
     return replace(
         part,
+        whole=part.tensors,
         tensors=part.tensors + (spec.experts,) * (spec.correction and not apart(share)),
         forward=(*part.forward, soft, top, *small),
         backward=(*small_grad, soft_grad, *part.backward, join),
         cls="moe",
-        saved=(0 if spec.shared and share.tp == 1 else part.saved) + 4 * scores + 8 * rows * spec.top_k,
+        saved=(0 if spec.shared and (share.tp == 1 or share.gathers_once) else part.saved) + 4 * scores + 8 * rows * spec.top_k,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from topologies.cluster import parse
 from topologies.errors import BadInput
 from topologies.load import Topology, load_topology
 from topologies.table import read_toml
+
+
+_CLUSTER = re.compile(r"\d+\s*[xX*]\s*([^\s+:=]+)")
 
 
 def load_prices(source: Mapping[str, float] | str | Path) -> dict[str, float]:
@@ -23,6 +27,8 @@ def load_prices(source: Mapping[str, float] | str | Path) -> dict[str, float]:
     for name, price in prices.items():
         if isinstance(price, bool) or not isinstance(price, (int, float)) or not (-1e12 if "=" in name else 0) <= price < 1e12:
             raise BadInput(f"{where}: {name} = {str(price)[:40]} is no price per GPU-hour (a number that is not negative)")
+        if found := _CLUSTER.match(name):
+            raise BadInput(f'{where}: "{name}" is a cluster, and prices are of a GPU-hour on a machine: write "{found[1]}" = {price:g}')
     return {name: float(price) for name, price in prices.items()}
 
 

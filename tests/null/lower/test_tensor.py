@@ -94,6 +94,17 @@ def test_norms_gradients_in_one_message_or_each_by_itself() -> None:
     assert messages(program({"parallel": {"tp": 2}}, net, three))[-6:] == [("all_reduce", "tp", 8 * 4)] * 6, "AdamW reads a gradient thrice"
 
 
+def test_an_input_gathered_for_all_that_reads_it_has_its_whole_gradient_on_each_rank() -> None:
+    """tp.spread: gathered, and nothing is summed; tp.copy: only the gradient of what all ranks have is."""
+    down, up = linear("down", seam="tp.spread", seam_bytes=SIZE), linear("up", seam="tp.copy", seam_bytes=SIZE // 4)
+    for split in (True, False):
+        p = program({"parallel": {"tp": 2, "sequence_parallel": split}}, network(1, (down, up)), DTENSOR)
+        assert messages(p) == [("all_gather", "tp", SIZE)] * split + [("all_reduce", "tp", SIZE // 4)]
+        names = ("bwd/L0.up", "wgrad/L0.up", "bwd/L0.up.all_reduce", "wgrad/L0.down")
+        backward = show(p.segments["bwd"])
+        assert [op for op in backward if "L0" in op] == [f"compute: {name}" for name in names]
+
+
 def test_fsdp_sums_partial_gradients_before_it_scatters_them() -> None:
     p = program({"parallel": {"tp": 2, "dp_shard": 2, "zero": 3}}, network(1, LAYER[:3]), DTENSOR)
     last = messages(p)[-3:]

@@ -36,7 +36,7 @@ def linear(name: str = "linear", elements: int = MIB, **more: Any) -> Part:
 
 def norm() -> Part:
     kernel = MemoryBound("layernorm", 64, 64, "fp32")
-    return Part(name="norm", forward=(kernel,), backward=(kernel,), cls="norm", tensors=(8, 8), saved=10)
+    return Part(name="norm", forward=(kernel,), backward=(kernel,), cls="norm", tensors=(8, 8), whole=(8, 8), saved=10)
 
 
 def loss() -> Part:

@@ -94,6 +94,8 @@ def test_a_price_is_of_what_is_changed_too(tmp_path: Path) -> None:
     assert steptwin.capacity(PLAN, ON, 1e9, prices=file, edits=("gpu=h200-sxm",)).money == told.money
     with pytest.raises(BadInput, match=r"prices: dgx-h100 = 2\.5 USD is no price"):
         steptwin.capacity(PLAN, ON, 1e9, prices={"dgx-h100": "2.5 USD"})  # type: ignore[dict-item]
+    with pytest.raises(BadInput, match=r'prices: "4x dgx-h100" is a cluster, and .* write "dgx-h100" = 2\.5'):
+        load_prices({"4x dgx-h100": 2.5})
     with pytest.raises(BadInput, match="no price for gpu=b200-sxm"):
         sweep(PLAN, parse_space("gpu=h200-sxm,b200-sxm"), ON, tmp_path / "s.sqlite", prices=prices)
 
