@@ -111,9 +111,10 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     if framework.precision.autocast:
         found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
     summed, sent = train and ranks > 1 and plan.update.summed, BYTES[framework.precision.reduce_dtype]
-    if framework.data_parallel.sums_as_ddp(zero) and summed and framework.data_parallel.packs_gradients and not framework.linears.accumulates:
+    habits = framework.data_parallel
+    if habits.sums_as_ddp(zero) and summed and habits.packs_gradients and not framework.linears.accumulates:
         buckets = trained * (BYTES[framework.precision.grad_dtype] + sent if framework.precision.casts else sent)
-        found += min(buckets, named(plan, framework) or 0) if framework.data_parallel.bucket else buckets
+        found += min(buckets, named(plan, framework) or 0) if habits.bucket else buckets
     if zero == 1 and summed and framework.precision.sums_apart and framework.precision.casts:
         found += trained * sent
     if framework.linears.accumulates and train:

@@ -8,8 +8,8 @@ from sim.framework.framework import Framework
 from sim.model.check import data_parallel_only
 from sim.model.diffusion.modulation import condition, gated, modulated
 from sim.model.diffusion.timestep import noised, squared_error, time_embedding
-from sim.model.layers.attention import grouped_query
 from sim.model.layers.elementwise import elementwise
+from sim.model.layers.grouped_query import grouped_query
 from sim.model.layers.linear import linear
 from sim.model.layers.mlp import mlp
 from sim.model.parts import Block, Part, Shape

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from sim.model.layers.attention import core, grouped_query
+from sim.model.layers.attention import core
 from sim.model.layers.elementwise import elementwise, residual
+from sim.model.layers.grouped_query import grouped_query
 from sim.model.layers.heads import split_heads
 from sim.model.layers.linear import linear
 from sim.model.layers.mlp import mlp

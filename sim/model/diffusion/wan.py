@@ -17,8 +17,9 @@ from sim.model.check import data_parallel_only
 from sim.model.diffusion.modulation import gated, modulated
 from sim.model.diffusion.timestep import noised, squared_error, time_embedding
 from sim.model.layers.activation import activation
-from sim.model.layers.attention import core, grouped_query
+from sim.model.layers.attention import core
 from sim.model.layers.elementwise import casts, elementwise, in_fp32, residual
+from sim.model.layers.grouped_query import grouped_query
 from sim.model.layers.heads import split_heads
 from sim.model.layers.linear import linear
 from sim.model.layers.mlp import mlp

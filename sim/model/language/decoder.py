@@ -7,9 +7,9 @@ from functools import partial
 from msgspec.structs import replace
 
 from sim.framework.framework import Framework
-from sim.model.layers.attention import grouped_query
 from sim.model.layers.elementwise import residual
 from sim.model.layers.ends import capped_logits, embedding, logits, loss
+from sim.model.layers.grouped_query import grouped_query
 from sim.model.layers.linear import casts
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import before, beside, norm

@@ -5,9 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.framework.framework import Framework
-from sim.model.layers.attention import core, grouped_query
+from sim.model.layers.attention import core
 from sim.model.layers.elementwise import elementwise, residual
 from sim.model.layers.ends import embedding, logits, loss
+from sim.model.layers.grouped_query import grouped_query
 from sim.model.layers.heads import Heads, split_heads
 from sim.model.layers.linear import casts, linear
 from sim.model.layers.mlp import mlp

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from sim.framework.framework import Framework
 from sim.model.check import check_length
 from sim.model.layers.activation import activation
-from sim.model.layers.attention import grouped_query
 from sim.model.layers.elementwise import elementwise, residual
 from sim.model.layers.ends import embedding, logits, loss
+from sim.model.layers.grouped_query import grouped_query
 from sim.model.layers.linear import linear
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import norm

@@ -1,21 +1,15 @@
-"""Attention's parts: projections, rotary positions, the core (flash or written out), and the latent kind (MLA)."""
+"""Softmax attention: fused into one kernel each way, or written out as products and a softmax."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.model.layers.activation import sigmoid_gate
 from sim.model.layers.elementwise import capping, dropout_kernels, elementwise, transpose
-from sim.model.layers.heads import Heads, split_heads
-from sim.model.layers.linear import linear, operand, quantised, scaled_before
-from sim.model.layers.norm import norm
+from sim.model.layers.heads import Heads
+from sim.model.layers.linear import operand, quantised, scaled_before
 from sim.model.parts import Part
 from sim.model.share import Share
-from sim.work import BYTES, Attention, Gemm, MemoryBound, Work
-
-_VIEWS = {True: 10, False: 8}
-"""Calls of a layer in Python that launch nothing: of a fused projection's result a view, a split, three flattened and three transposed parts, else
-three views transposed; attention's result transposed and flattened. Transformers' are as many."""
+from sim.work import BYTES, Attention, Gemm, Work
 
 
 def core(
@@ -144,146 +138,3 @@ def _head_copies(share: Share, heads: Heads, keys: int) -> list[Work]:
     """torch.matmul of (b, h, s, d) views copies them to be contiguous; grouped heads are repeated first."""
     q = share.micro * heads.q
     return [transpose(share, n) for n in (q * share.seq * heads.d, q * keys * heads.d, q * keys * heads.dv)]
-
-
-def rope(share: Share, heads: int, width: int, scaled: bool = False, passed: int = 0) -> Part:
-    """Rotation of `heads` (queries and keys together) by `width` columns: one kernel fused, else as Python writes it.
-
-    Unfused (transformers): x cos + rotate_half(x) sin is neg, cat, mul, mul, add, for queries and for keys, all of heads that lie between tokens
-    (`strided`). Backward fills each half's gradient into zeros, and sums three gradients of x. `passed` columns of each head are not turned: the
-    fused kernel copies them (TransformerEngine, fused_rope.cu); in Python cat joins them to the rest, and backward fills each slice's gradient
-    into zeros and sums both (transformers, modeling_gpt_neox.py). `scaled`: cos and sin carry a factor, which TransformerEngine's kernel has
-    not: Megatron-Core's own (rope_utils.py, _apply_rotary_pos_emb_bshd) makes them anew for each call and joins the rest, also where it is empty.
-    """
-    n, e, fused = share.rows * heads * width, share.e, share.framework.attention.fused_rope
-    whole = n + share.rows * heads * passed
-    if (fused and not scaled) or share.framework.compile:
-        turn = (elementwise("rope", share, whole, e, e, 3.0),)
-        return Part(name="attn.rope", forward=turn, backward=turn, cls="elementwise", rope=True)
-    # parts of a fused projection's rows; torchtitan's complex product is of whole ones
-    apart = share.framework.linears.joins_gradients and not fused
-    one, two = ("strided", "strided") if apart else ("scale", "add")
-    neg, cat, mul = (elementwise(one, share, n // part, e, e) for part in (4, 2, 2))
-    steps: tuple[Work, ...] = (neg, cat, mul, mul, elementwise(two, share, n // 2, 2 * e, e))
-    back: tuple[Work, ...] = (elementwise("zero", share, n // 2, 0, e),) * 2 + (elementwise("add", share, n // 2, 2 * e, e),)
-    join = elementwise("copy", share, whole // 2, e, e)
-    if passed:
-        back += (elementwise("zero", share, whole // 2, 0, e),) * 2 + (join, elementwise("add", share, whole // 2, 2 * e, e))
-    if not fused:
-        forward = (*steps, *([join] if passed else [])) * 2
-        return Part(name="attn.rope", forward=forward, backward=steps * 2 + back * 2, cls="elementwise", rope=True)
-    angles = (elementwise("scale", share, share.seq * width, 4, 4),) * 2 + (elementwise("cast", share, share.seq * width, 4, e),)
-    forward = (*angles, *angles, *steps, join) * 2
-    return Part(
-        name="attn.rope",
-        forward=forward,
-        backward=steps * 2 + back * 2,
-        cls="elementwise",
-        rope=True,
-        native=len(forward),
-        nodes=2 * len(steps),
-    )
-
-
-def _split(share: Share, columns: int) -> list[Part]:
-    """A fused projection's result as views of its parts, whose gradients backward copies together."""
-    if not share.framework.linears.joins_gradients or share.framework.compile:
-        return []
-    join = elementwise("copy", share, share.rows * columns, share.e, share.e)
-    return [Part(name="attn.split", backward=(join,), cls="elementwise")]
-
-
-def _repeated(share: Share, heads: Heads) -> Part:
-    """Keys and values, each copied to all query heads that read it; backward sums their gradients. Compiled, the rotation writes the copies of keys
-    in place of these, and takes their sum."""
-    e, narrow, wide = share.e, share.rows * heads.kv * heads.d, share.rows * heads.q * heads.d
-    if share.framework.compile:
-        more = 2 * wide - narrow
-        forward, backward = [MemoryBound("copy", narrow * e, more * e, share.act)], [MemoryBound("reduce", more * e, narrow * e, share.act)]
-    else:
-        forward, backward = (
-            [MemoryBound("copy", narrow * e, wide * e, share.act)] * 2,
-            [MemoryBound("reduce", wide * e, narrow * e, share.act)] * 2,
-        )
-    return Part(name="attn.repeat", forward=tuple(forward), backward=tuple(backward), cls="elementwise", modules=0)
-
-
-def _left(heads: Heads, rotated: bool, normed: bool, whole: bool) -> int:
-    """Columns of a fused projection's result that are kept in other tensors, too: what is rotated, or (`whole`) read by a norm over all heads, which
-    takes no views with gaps between them. Queries leave their groups as a copy, where there are several and several in each; a norm over each
-    head reads keys where they are."""
-    queries, keys = heads.q * heads.d, heads.kv * heads.d
-    if whole or (rotated and not normed):
-        return queries + keys
-    return queries if heads.q > heads.kv > 1 else 0
-
-
-def _joined(share: Share, turned: int, width: int) -> bool:
-    """Are heads joined of `turned` columns and others, in Python? They lie before tokens then, and so does attention's result, of which the
-    projection reads a copy."""
-    return 0 < turned < width and not (share.math or share.framework.attention.fused_rope or share.framework.compile)
-
-
-def grouped_query(
-    share: Share,
-    hidden: int,
-    heads: int,
-    kv: int,
-    d: int,
-    *,
-    qkv_bias: bool,
-    proj_bias: bool,
-    fused: bool,
-    causal: bool = True,
-    rotary: float = 0.0,
-    rope_scaled: bool = False,
-    qk_norm: bool = False,
-    qk_whole: bool = False,
-    qk_weight: bool = True,
-    gated: bool = False,
-    window: int = 0,
-    sinks: bool = False,
-    dropout: bool = False,
-    mask: bool = False,
-    scale: bool = True,
-    capped: bool = False,
-    frozen: bool = False,
-    reread: int | None = None,
-) -> list[Part]:
-    """MHA, GQA or MQA from the norm's output to the projection's: qkv, (norms), (rope), core, proj.
-
-    `qk_norm` is over each head of queries and keys, or (`qk_whole`) over all of this rank's heads at once; `gated`: the query
-    projection is twice as wide, and the sigmoid of its other half scales the core's output. `capped`, `reread`: as in `core`.
-    """
-    local = split_heads(share, heads, kv, d)
-    q, k = local.q * d * (1 + gated), local.kv * d
-    seam_bytes = share.rows * hidden * share.e if share.tp > 1 else 0
-    views = _split(share, q + 2 * k) if fused else []
-    parts = [
-        linear(
-            share, "attn.qkv", hidden, q + 2 * k if fused else (q, k, k), bias=qkv_bias, seam="tp.gather" if seam_bytes else "",
-            seam_bytes=seam_bytes, stream=True, normed=True, saved_rows=share.srows, frozen=frozen, modules=2,
-        ), *views,
-    ]  # fmt: skip
-    turned = int(d * rotary)
-    if qk_norm:
-        for name, count in (("q", local.q), ("k", local.kv)):
-            rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
-            parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
-    if turned:
-        parts.append(rope(share, local.q + local.kv, turned, scaled=rope_scaled, passed=d - turned))
-    repeated = share.framework.attention.repeats_keys and local.kv < local.q and not share.math
-    if repeated:
-        parts.append(_repeated(share, local))
-        local = local._replace(kv=local.q)
-    joined = _joined(share, turned, d)
-    reread = 0 if joined else share.e if gated else reread
-    middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, capped=capped, reread=reread)
-    middle = replace(middle, forward=(*middle.forward, *[transpose(share, share.rows * local.q * d)] * joined))
-    if views and not share.math:  # its view of the values keeps all of that result
-        middle = replace(middle, saved=middle.saved + share.rows * share.e * _left(local, bool(turned), qk_norm, qk_whole))
-    middle = replace(middle, tensors=(local.q,) * sinks, views=_VIEWS[fused] if share.framework.host == "python" else 0)
-    out = linear(
-        share, "attn.proj", local.q * d, hidden, bias=proj_bias, seam="tp.reduce" if seam_bytes else "", seam_bytes=seam_bytes, frozen=frozen
-    )  # fmt: skip
-    return [*parts, middle, *([sigmoid_gate(share, "attn.gate", local.q * d)] if gated else []), out]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.model.layers.attention import core, rope
+from sim.model.layers.attention import core
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.heads import Heads, split_heads
 from sim.model.layers.linear import casts, linear
 from sim.model.layers.norm import before, norm
+from sim.model.layers.rotary import rope
 from sim.model.parts import Part, Seam
 from sim.model.share import Share
 from sim.model.specs.decoder import Mla

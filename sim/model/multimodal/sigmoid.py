@@ -6,8 +6,9 @@ this rank's pictures with its own texts, then with each other rank's as they com
 
 from __future__ import annotations
 
-from sim.model.layers.attention import core, grouped_query
+from sim.model.layers.attention import core
 from sim.model.layers.elementwise import elementwise, residual
+from sim.model.layers.grouped_query import grouped_query
 from sim.model.layers.heads import split_heads
 from sim.model.layers.linear import linear
 from sim.model.layers.mlp import mlp

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.model.layers.attention import grouped_query
 from sim.model.layers.elementwise import elementwise, residual, scaled
+from sim.model.layers.grouped_query import grouped_query
 from sim.model.layers.linear import linear, weight_casts
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import before, norm

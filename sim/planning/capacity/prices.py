@@ -12,7 +12,6 @@ from topologies.errors import BadInput
 from topologies.load import Topology, load_topology
 from topologies.table import read_toml
 
-
 _CLUSTER = re.compile(r"\d+\s*[xX*]\s*([^\s+:=]+)")
 
 

@@ -13,7 +13,7 @@ from sim.cost.host import host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.cost.memory_bound import memory_bound_cost
 from sim.framework.framework import load_framework
-from sim.model.layers.attention import rope
+from sim.model.layers.rotary import rope
 from sim.model.parts import Shape
 from sim.model.share import share_of
 from sim.work import Attention, Conv, Gemm, HostWork, MemoryBound, Work

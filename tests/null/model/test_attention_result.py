@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sim.framework.framework import load_framework
 from sim.model import describe, load_model
-from sim.model.layers.attention import grouped_query
+from sim.model.layers.grouped_query import grouped_query
 from sim.model.parts import Part, Shape
 from sim.model.share import share_of
 from sim.model.specs.decoder import Decoder, Lora

@@ -30,7 +30,12 @@ def test_megatrons_bottlenecks_see_a_ranks_rows_and_their_outputs_are_gathered()
     found = parts(MEGATRON)
     assert seams(found)[:3] == [("tp.gather", 1536), ("tp.gather", 512 + 64), ("tp.reduce", HIDDEN)]
     assert rows(found["attn.q_down"]) == rows(found["attn.kv_down"]) == ROWS // TP
-    assert [found[name].whole for name in ("attn.q_down", "attn.q_norm", "attn.kv_norm", "attn.q_up")] == [(HIDDEN * 1536,), (1536,), (512,), ()]
+    assert [found[name].whole for name in ("attn.q_down", "attn.q_norm", "attn.kv_norm", "attn.q_up")] == [
+        (HIDDEN * 1536,),
+        (1536,),
+        (512,),
+        (),
+    ]
 
 
 def test_dtensors_bottlenecks_see_all_rows_of_one_gathered_input() -> None:
