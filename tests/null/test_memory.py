@@ -365,8 +365,8 @@ def test_smaller_micro_batches_need_what_is_said_of_them(model: str, framework: 
     ways = [text.split(" (") for text in missing.remedies or () if "batch.micro = " in text and "GPUs" not in text]
     for words, size in ways:
         changed = tree | {"batch": {"global": 8 * micro}, "parallel": dict(tree["parallel"]), "memory": {}}
-        for said in words.split(" and "):
-            key, _, value = said.partition(" = ")
+        for one in words.split(" and "):
+            key, _, value = one.partition(" = ")
             table, name = key.split(".")
             changed[table][name] = int(value) if value.isdigit() else value.strip('"')
         peak, none = figures_of_memory(bind(load_plan(changed), machine))
