@@ -17,7 +17,7 @@ class Precision(Habits, frozen=True, kw_only=True):
     autocast: bool = False
     """fp32 parameters cast to the compute dtype at each use (torch autocast, apex O1/O2)."""
     autocast_alone: bool = False
-    """So where nothing is sharded, by data parallelism, tp or pp (torchtitan's maybe_enable_amp: elsewhere FSDP casts)."""
+    """So where nothing is sharded, by data parallelism, tp, pp or cp (torchtitan's maybe_enable_amp: elsewhere FSDP casts)."""
     low_stream: bool = False
     """autocast keeps norms, softmax and the residual stream between two products in 16 bits (OneFlow's auto_mixed_precision_lists.cpp: the
     gray list); else they return fp32."""

@@ -153,7 +153,7 @@ def whole_gradients(job: Job, parts: Iterable[PartOps], sharded: bool = False) -
     """
     if job.size("tp") == 1 or not job.plan.parallel.sequence_parallel:
         return []
-    mine = [part for part in parts if part.part.whole]
+    mine = [part for part in parts if part.part.whole and not part.part.frozen]
     if job.framework.tensor_parallel.style != "dtensor":
         total = sum(sum(part.part.whole) for part in mine)
         return [_now(job, "grad/whole.all_reduce", "all_reduce", total * job.grad_bytes)] if total and not sharded else []

@@ -28,9 +28,11 @@ def _split(share: Share, columns: int) -> list[Part]:
     return [Part(name="attn.split", backward=(join,), cls="elementwise")]
 
 
-def _repeated(share: Share, heads: Heads) -> Part:
+def _repeated(share: Share, heads: Heads) -> list[Part]:
     """Keys and values, each copied to all query heads that read it; backward sums their gradients. Compiled, the rotation writes the copies of keys
     in place of these, and takes their sum."""
+    if not share.framework.attention.repeats_keys or heads.kv == heads.q or share.math:
+        return []
     e, narrow, wide = share.e, share.rows * heads.kv * heads.d, share.rows * heads.q * heads.d
     if share.framework.compile:
         more = 2 * wide - narrow
@@ -40,7 +42,7 @@ def _repeated(share: Share, heads: Heads) -> Part:
             [MemoryBound("copy", narrow * e, wide * e, share.act)] * 2,
             [MemoryBound("reduce", wide * e, narrow * e, share.act)] * 2,
         )
-    return Part(name="attn.repeat", forward=tuple(forward), backward=tuple(backward), cls="elementwise", modules=0)
+    return [Part(name="attn.repeat", forward=tuple(forward), backward=tuple(backward), cls="elementwise", modules=0)]
 
 
 def _left(heads: Heads, rotated: bool, normed: bool, whole: bool) -> int:
@@ -107,12 +109,9 @@ def grouped_query(
             parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
     if turned:
         parts.append(rope(share, local.q + local.kv, turned, scaled=rope_scaled, passed=d - turned))
-    repeated = share.framework.attention.repeats_keys and local.kv < local.q and not share.math
-    if repeated:
-        parts.append(_repeated(share, local))
-        local = local._replace(kv=local.q)
-    joined = _joined(share, turned, d)
-    reread = 0 if joined else share.e if gated else reread
+    parts += _repeated(share, local)
+    local = local._replace(kv=local.q) if parts[-1].name == "attn.repeat" else local
+    reread = 0 if (joined := _joined(share, turned, d)) else share.e if gated else reread
     middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, capped=capped, reread=reread)
     middle = replace(middle, forward=(*middle.forward, *[transpose(share, share.rows * local.q * d)] * joined))
     if views and not share.math:  # its view of the values keeps all of that result

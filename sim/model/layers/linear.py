@@ -92,6 +92,11 @@ def _weight_gradients(share: Share, m: int, k: int, widths: tuple[int, ...], dty
     return products + [MemoryBound("reduce", m * width * share.e, width * share.e, share.act) for width in widths if bias]
 
 
+def _partial_bias(share: Share, widths: tuple[int, ...], seam: Seam) -> tuple[int, ...]:
+    """Elements of biases after a reduction, whose gradient is of a rank's own tokens. DTensor gathers these before they reach the linear."""
+    return widths if seam == "tp.reduce" and share.framework.tensor_parallel.style != "dtensor" else ()
+
+
 def operand(share: Share, elements: int, low: bool) -> int:
     """Bytes of what a linear keeps of its input: 16 bits, or (`low`) its 8 or 4 without the scales of their blocks."""
     return round(elements * (BYTES[share.gemm] if low else share.e))
@@ -143,8 +148,7 @@ def linear(
     forward += [*(Gemm(m, width, inner, dtype) for width in outer), *_biases(share, m, widths, bias and not fused_bias)]
     backward: list[Work] = [*given, *(Gemm(m, inner, width, dtype, 1, "dgrad") for width in outer)]
     backward += [elementwise("add", share, m * k, 2 * share.e, share.e)] * (len(widths) - 1)
-    if cast:
-        backward.append(MemoryBound("cast", 2 * m * k, 4 * m * k, act))
+    backward += [MemoryBound("cast", 2 * m * k, 4 * m * k, act)] * cast
     slices = 0 if share.framework.tensor_parallel.style == "dtensor" else saved_rows  # DTensor keeps the gathered input
     return Part(
         name=name,
@@ -154,7 +158,7 @@ def linear(
         cls="gemm",
         tensors=tensors,
         matrices=tuple((width, k) for width in widths),
-        whole=widths if bias and seam == "tp.reduce" and not frozen else (),
+        whole=_partial_bias(share, widths, seam) if bias else (),
         frozen=frozen,
         saved=0 if frozen else operand(share, (slices or m) * k, low) * (len(widths) if cast else 1),
         seam=seam,

@@ -105,6 +105,12 @@ def test_an_input_gathered_for_all_that_reads_it_has_its_whole_gradient_on_each_
         assert [op for op in backward if "L0" in op] == [f"compute: {name}" for name in names]
 
 
+def test_frozen_parameters_have_no_gradient_to_sum() -> None:
+    frozen = network(1, (replace(norm(), frozen=True, wgrad=()), *LAYER[1:]))
+    for framework in (QUIET, DTENSOR):
+        assert [size for _, _, size in messages(program({"parallel": {"tp": 2}}, frozen, framework)) if size != SIZE] == []
+
+
 def test_fsdp_sums_partial_gradients_before_it_scatters_them() -> None:
     p = program({"parallel": {"tp": 2, "dp_shard": 2, "zero": 3}}, network(1, LAYER[:3]), DTENSOR)
     last = messages(p)[-3:]
