@@ -33,8 +33,9 @@ _AUTOCAST = {"autocast": True, "param_dtype": "fp32", "grad_dtype": "fp32", "red
 
 def _alone(plan: Plan, base: Framework) -> bool:
     """Does autocast narrow what FSDP would (`Precision.autocast_alone`)?"""
-    split = sharding_of(plan, base)[0] or plan.parallel.tp * plan.parallel.pp * plan.parallel.cp > 1
-    return base.precision.autocast_alone and not split and plan.precision not in ("fp32", "tf32")
+    if not base.precision.autocast_alone or plan.precision in ("fp32", "tf32"):
+        return False
+    return plan.parallel.tp * plan.parallel.pp * plan.parallel.cp == 1 and not sharding_of(plan, base)[0]
 
 
 def _said(words: dict[str, Any]) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
 
 
 def finish(job: Job, stages: list[StageSegments]) -> list[Op]:
-    """Gradients that more than one rank has a share in: norms under sequence parallelism, a table that several stages read."""
+    """Gradients that more than one rank has a share in: parameters whole on each rank under sequence parallelism, a table that several stages read."""
     parts = (part for stage in stages for block in reversed(stage.chunk.blocks) for part in reversed(block.parts))
     separate = job.zero == 3 and job.framework.tensor_parallel.style == "dtensor"  # FSDP has summed them already
     ops = [] if separate else tensor.whole_gradients(job, parts)

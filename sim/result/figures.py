@@ -41,9 +41,8 @@ def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryRe
 def _of_sequences(setting: Setting, devices: tuple[Gpu | Cpu, ...]) -> tuple[str, ...]:
     """Where no other change is enough: up to three with more ranks for each sequence."""
     found: list[str] = []
-    for text, plan, _ in of_sequences(
-        said(setting.plan, setting.framework), most_sharded(setting.plan, setting.network, setting.framework)
-    ):
+    asked, most = said(setting.plan, setting.framework), most_sharded(setting.plan, setting.network, setting.framework)
+    for text, plan, _ in of_sequences(asked, most):
         with suppress(BadInput):  # a model that is not split so, a length that does not divide
             network = network_of(check(plan), setting.framework)
             report = memory_of(plan, network, setting.framework, devices, remedies=False)

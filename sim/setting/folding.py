@@ -92,7 +92,7 @@ def _spans(mesh: Mesh, topology: Topology, uneven: bool) -> list[int]:
 def _spreads(mesh: Mesh, topology: Topology) -> list[tuple[tuple[int, ...], ...]]:
     """Of each rank how far its groups are spread, from the innermost on, which meet most often: over how many nodes (the more the slower), below the
     same switches or over those that pass less up, and how few members the emptiest of these nodes holds, whose NICs all others wait for."""
-    below = nodes_below(topology)
+    below = nodes_below(topology)[::-1]
     found: list[list[tuple[int, ...]]] = [[] for _ in range(mesh.world)]
     for axis in (*inner_axes(mesh), *reversed(mesh.order)):
         for group in mesh.groups(axis) if mesh.size(axis) > 1 else ():

@@ -111,7 +111,7 @@ def _reduced(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Uni
 
 
 def _partial(job: Job, blocks: list[BlockOps], units: dict[str, Unit], unit: Unit) -> list[Op]:
-    """Under DTensor's sequence parallelism, norms' gradients are summed over tp before they are scattered."""
+    """Under DTensor's sequence parallelism, gradients of whole parameters (norms, routers) are summed over tp before they are scattered."""
     if job.framework.tensor_parallel.style != "dtensor":
         return []
     return whole_gradients(job, [part for block in blocks if units[block.name] == unit for part in block.parts], sharded=True)

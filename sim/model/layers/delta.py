@@ -23,9 +23,8 @@ def delta_rule(share: Share, hidden: int, spec: Delta) -> list[Part]:
     uncut(share, "the delta rule")
     keys, values = (divisible("delta heads", heads, "tp", share.tp) for heads in (spec.key_heads, spec.value_heads))
     k, v = keys * spec.key_dim, values * spec.value_dim
-    bytes_ = share.rows * hidden * share.e if share.tp > 1 else 0
     into = linear(
-        share, "delta.in_proj", hidden, 2 * k + 2 * v, seam="tp.gather" if bytes_ else "", seam_bytes=bytes_, stream=True,
+        share, "delta.in_proj", hidden, 2 * k + 2 * v, seam="tp.gather", seam_bytes=share.over_tp(hidden), stream=True,
         normed=True, saved_rows=share.srows, modules=2,
     )  # fmt: skip
     small = linear(share, "delta.rates", hidden, 2 * values, low=False, stream=True)
@@ -36,7 +35,7 @@ def delta_rule(share: Share, hidden: int, spec: Delta) -> list[Part]:
         convolution(share, 2 * k + v, spec.conv, "delta.conv", bias=False),
         _rule(share, spec, keys, values),
         _gated_norm(share, values, spec.value_dim),
-        linear(share, "delta.out_proj", v, hidden, seam="tp.reduce" if bytes_ else "", seam_bytes=bytes_),
+        linear(share, "delta.out_proj", v, hidden, seam="tp.reduce", seam_bytes=share.over_tp(hidden)),
     ]
 
 

@@ -72,7 +72,7 @@ def logits(
     seam_bytes = (rows or share.rows) * hidden * share.e if share.tp > 1 else 0
     part = linear(
         share, "head.logits", hidden, share.words(vocab), rows=rows, bias=bias, low=share.framework.loss.low_head, stream=True, frozen=frozen,
-        seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, saved_rows=0 if rows else share.srows,
+        seam="tp.gather", seam_bytes=seam_bytes, saved_rows=0 if rows else share.srows,
     )  # fmt: skip
     return replace(part, tensors=part.tensors[1:], matrices=()) if tied else part
 

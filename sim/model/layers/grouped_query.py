@@ -28,21 +28,16 @@ def _split(share: Share, columns: int) -> list[Part]:
     return [Part(name="attn.split", backward=(join,), cls="elementwise")]
 
 
-def _repeated(share: Share, heads: Heads) -> list[Part]:
-    """Keys and values, each copied to all query heads that read it; backward sums their gradients. Compiled, the rotation writes the copies of keys
-    in place of these, and takes their sum."""
+def _repeated(share: Share, heads: Heads) -> tuple[list[Part], Heads]:
+    """Keys and values, each copied to all query heads that read it, and the heads that there are then; backward sums their gradients. Compiled, the
+    rotation writes the copies of keys in place of these, and takes their sum."""
     if not share.framework.attention.repeats_keys or heads.kv == heads.q or share.math:
-        return []
-    e, narrow, wide = share.e, share.rows * heads.kv * heads.d, share.rows * heads.q * heads.d
-    if share.framework.compile:
-        more = 2 * wide - narrow
-        forward, backward = [MemoryBound("copy", narrow * e, more * e, share.act)], [MemoryBound("reduce", more * e, narrow * e, share.act)]
-    else:
-        forward, backward = (
-            [MemoryBound("copy", narrow * e, wide * e, share.act)] * 2,
-            [MemoryBound("reduce", wide * e, narrow * e, share.act)] * 2,
-        )
-    return [Part(name="attn.repeat", forward=tuple(forward), backward=tuple(backward), cls="elementwise", modules=0)]
+        return [], heads
+    narrow, wide = (share.rows * count * heads.d * share.e for count in (heads.kv, heads.q))
+    kernels, copied = (1, 2 * wide - narrow) if share.framework.compile else (2, wide)
+    forward, backward = MemoryBound("copy", narrow, copied, share.act), MemoryBound("reduce", copied, narrow, share.act)
+    part = Part(name="attn.repeat", forward=(forward,) * kernels, backward=(backward,) * kernels, cls="elementwise", modules=0)
+    return [part], heads._replace(kv=heads.q)
 
 
 def _left(heads: Heads, rotated: bool, normed: bool, whole: bool) -> int:
@@ -94,11 +89,11 @@ def grouped_query(
     """
     local = split_heads(share, heads, kv, d)
     q, k = local.q * d * (1 + gated), local.kv * d
-    seam_bytes = share.rows * hidden * share.e if share.tp > 1 else 0
+    seam_bytes = share.over_tp(hidden)
     views = _split(share, q + 2 * k) if fused else []
     parts = [
         linear(
-            share, "attn.qkv", hidden, q + 2 * k if fused else (q, k, k), bias=qkv_bias, seam="tp.gather" if seam_bytes else "",
+            share, "attn.qkv", hidden, q + 2 * k if fused else (q, k, k), bias=qkv_bias, seam="tp.gather",
             seam_bytes=seam_bytes, stream=True, normed=True, saved_rows=share.srows, frozen=frozen, modules=2,
         ), *views,
     ]  # fmt: skip
@@ -109,8 +104,8 @@ def grouped_query(
             parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
     if turned:
         parts.append(rope(share, local.q + local.kv, turned, scaled=rope_scaled, passed=d - turned))
-    parts += _repeated(share, local)
-    local = local._replace(kv=local.q) if parts[-1].name == "attn.repeat" else local
+    copies, local = _repeated(share, local)
+    parts += copies
     reread = 0 if (joined := _joined(share, turned, d)) else share.e if gated else reread
     middle = core(share, local, causal=causal, window=window, dropout=dropout, mask=mask, scale=scale, capped=capped, reread=reread)
     middle = replace(middle, forward=(*middle.forward, *[transpose(share, share.rows * local.q * d)] * joined))
@@ -118,6 +113,6 @@ def grouped_query(
         middle = replace(middle, saved=middle.saved + share.rows * share.e * _left(local, bool(turned), qk_norm, qk_whole))
     middle = replace(middle, tensors=(local.q,) * sinks, views=_VIEWS[fused] if share.framework.host == "python" else 0)
     out = linear(
-        share, "attn.proj", local.q * d, hidden, bias=proj_bias, seam="tp.reduce" if seam_bytes else "", seam_bytes=seam_bytes, frozen=frozen
+        share, "attn.proj", local.q * d, hidden, bias=proj_bias, seam="tp.reduce", seam_bytes=seam_bytes, frozen=frozen
     )  # fmt: skip
     return [*parts, middle, *([sigmoid_gate(share, "attn.gate", local.q * d)] if gated else []), out]

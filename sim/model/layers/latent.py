@@ -24,39 +24,33 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
     """
     local = split_heads(share, heads, heads, mla.nope + mla.rope, mla.value)
     rows = share.rows if share.gathers_once else share.srows
-    spread: Seam
-    inner: Seam
-    spread, inner = ("tp.spread", "tp.copy") if share.gathers_once else ("", "tp.gather")
-    seam, wide = _over_tp(share, inner if mla.q_lora else "tp.gather", mla.q_lora or hidden)
+    wide = mla.q_lora or hidden
+    inner: Seam = "tp.copy" if share.gathers_once else "tp.gather"
     queries = linear(
-        share, "attn.q_up", mla.q_lora or hidden, local.q * local.d, seam=seam, seam_bytes=wide, saved_rows=rows,
+        share, "attn.q_up", wide, local.q * local.d, seam=inner if mla.q_lora else "tp.gather", seam_bytes=share.over_tp(wide), saved_rows=rows,
         stream=not mla.q_lora, normed=bool(mla.q_lora), modules=1 if mla.q_lora else 2,
     )  # fmt: skip
     parts = [queries]
     if mla.q_lora:
-        seam, wide = _over_tp(share, spread, hidden)
-        down = linear(share, "attn.q_down", hidden, mla.q_lora, rows=rows, bias=bias, stream=True, seam=seam, seam_bytes=wide, modules=2)
+        down = linear(
+            share, "attn.q_down", hidden, mla.q_lora, rows=rows, bias=bias, stream=True, seam="tp.spread",
+            seam_bytes=share.over_tp(hidden) if share.gathers_once else 0, modules=2,
+        )  # fmt: skip
         between = norm(share, "attn.q_norm", rows, mla.q_lora, "rmsnorm", after_residual=False, es=share.e)
         parts = [_bottleneck(share, down), _bottleneck(share, before(share, between, queries)), queries]
     down = linear(share, "attn.kv_down", hidden, mla.kv_lora + mla.rope, rows=rows, bias=bias, stream=True)
     join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # two gradients of one input
     parts.append(_bottleneck(share, replace(down, saved=down.saved if casts(share) else 0, backward=(*down.backward, join))))
     between = norm(share, "attn.kv_norm", rows, mla.kv_lora, "rmsnorm", after_residual=False, es=share.e)
-    seam, wide = _over_tp(share, inner, mla.kv_lora + mla.rope)
     keys = linear(
-        share, "attn.kv_up", mla.kv_lora, local.q * (mla.nope + mla.value), seam=seam, seam_bytes=wide, saved_rows=rows, normed=True
-    )
+        share, "attn.kv_up", mla.kv_lora, local.q * (mla.nope + mla.value), seam=inner, seam_bytes=share.over_tp(mla.kv_lora + mla.rope),
+        saved_rows=rows, normed=True,
+    )  # fmt: skip
     parts += [_bottleneck(share, before(share, between, keys)), keys]
     parts += [rope(share, local.q + 1, mla.rope), _join_heads(share, local, mla)]
     parts.append(core(share, local, causal=True, reread=reread))
-    seam, wide = _over_tp(share, "tp.reduce", hidden)
-    parts.append(linear(share, "attn.proj", local.q * mla.value, hidden, bias=bias, seam=seam, seam_bytes=wide))
+    parts.append(linear(share, "attn.proj", local.q * mla.value, hidden, bias=bias, seam="tp.reduce", seam_bytes=share.over_tp(hidden)))
     return parts
-
-
-def _over_tp(share: Share, seam: Seam, width: int) -> tuple[Seam, int]:
-    """(the seam, bytes of all rows): none where there is no tp."""
-    return (seam, share.rows * width * share.e) if seam and share.tp > 1 else ("", 0)
 
 
 def _bottleneck(share: Share, part: Part) -> Part:

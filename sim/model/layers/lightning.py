@@ -23,17 +23,16 @@ def lightning(share: Share, hidden: int, spec: Lightning, *, fused: bool) -> lis
     uncut(share, "lightning attention")
     heads = divisible("lightning heads", spec.heads, "tp", share.tp)
     inner = heads * spec.head_dim
-    bytes_ = share.rows * hidden * share.e if share.tp > 1 else 0
     return [
         linear(
-            share, "lightning.in_proj", hidden, 4 * inner if fused else (3 * inner, inner), seam="tp.gather" if bytes_ else "",
-            seam_bytes=bytes_, stream=True, normed=True, saved_rows=share.srows, modules=2,
+            share, "lightning.in_proj", hidden, 4 * inner if fused else (3 * inner, inner), seam="tp.gather",
+            seam_bytes=share.over_tp(hidden), stream=True, normed=True, saved_rows=share.srows, modules=2,
         ),
         _silu(share, 3 * inner),
         _chunks(share, spec, heads),
         replace(norm(share, "lightning.norm", share.rows, inner, "rmsnorm", after_residual=False, es=share.e), whole=()),  # split over tp
         sigmoid_gate(share, "lightning.gate", inner),
-        linear(share, "lightning.out_proj", inner, hidden, seam="tp.reduce" if bytes_ else "", seam_bytes=bytes_),
+        linear(share, "lightning.out_proj", inner, hidden, seam="tp.reduce", seam_bytes=share.over_tp(hidden)),
     ]  # fmt: skip
 
 

@@ -132,7 +132,8 @@ def linear(
     `low`: runs in the block's low precision. `stream`: the input is of the residual stream (fp32 under autocast, so it is cast). `fused_bias`:
     the kernel after adds it. `fused_input`, `fused_grad`: the kernel before (after) writes fp8 itself; `normed`: a norm before, which where
     fused does so with delayed scaling alone, and finds the largest value otherwise (TransformerEngine, normalization.cpp). `saved_rows`: rows of
-    the input that are kept, where fewer than `rows` (sequence parallelism keeps its slice and gathers again).
+    the input that are kept, where fewer than `rows` (sequence parallelism keeps its slice and gathers again). `seam`: none where it has no bytes
+    (`Share.over_tp`).
     """
     widths = (n,) if isinstance(n, int) else n
     m, act, low = rows or share.rows, share.act, low and share.fp8
@@ -158,10 +159,10 @@ def linear(
         cls="gemm",
         tensors=tensors,
         matrices=tuple((width, k) for width in widths),
-        whole=_partial_bias(share, widths, seam) if bias else (),
+        whole=_partial_bias(share, widths, seam) if bias and seam_bytes else (),
         frozen=frozen,
         saved=0 if frozen else operand(share, (slices or m) * k, low) * (len(widths) if cast else 1),
-        seam=seam,
+        seam=seam if seam_bytes else "",
         seam_bytes=seam_bytes,
         modules=modules + len(widths) - 1,
         native=max(0, len(taken) - (not written)),  # inside the linear's own node

@@ -22,18 +22,17 @@ def mixer(share: Share, hidden: int, spec: Mamba) -> list[Part]:
     heads = divisible("mamba heads", spec.heads, "tp", share.tp)
     groups = max(1, spec.groups // share.tp)
     inner, channels = heads * spec.head_dim, heads * spec.head_dim + 2 * groups * spec.state
-    bytes_ = share.rows * hidden * share.e if share.tp > 1 else 0
     projected = inner + channels + heads
     conv = convolution(share, channels, spec.conv)
     return [
         linear(
-            share, "mamba.in_proj", hidden, projected, seam="tp.gather" if bytes_ else "", seam_bytes=bytes_, stream=True,
+            share, "mamba.in_proj", hidden, projected, seam="tp.gather", seam_bytes=share.over_tp(hidden), stream=True,
             normed=True, saved_rows=share.srows, modules=2,
         ),
         conv,
         _scan(share, spec, heads, groups, conv.forward),
         _gated_norm(share, inner),
-        linear(share, "mamba.out_proj", inner, hidden, seam="tp.reduce" if bytes_ else "", seam_bytes=bytes_),
+        linear(share, "mamba.out_proj", inner, hidden, seam="tp.reduce", seam_bytes=share.over_tp(hidden)),
     ]  # fmt: skip
 
 

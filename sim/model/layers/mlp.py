@@ -28,10 +28,10 @@ def mlp(
     widths: int | tuple[int, ...] = inner
     if gated:
         widths = 2 * inner if fused else (inner, inner)
-    seam_bytes = share.rows * hidden * share.e if share.tp > 1 and not local else 0
+    seam_bytes = 0 if local else share.over_tp(hidden)
     joined = share.framework.elementwise.fused_activation and share.framework.elementwise.quantising_activation
     up = linear(
-        share, f"{prefix}.up", hidden, widths, bias=bias, seam="tp.gather" if seam_bytes else "", seam_bytes=seam_bytes, stream=True,
+        share, f"{prefix}.up", hidden, widths, bias=bias, seam="tp.gather", seam_bytes=seam_bytes, stream=True,
         normed=prefix == "mlp", fused_bias=joined, fused_grad=joined, saved_rows=share.srows, frozen=frozen, modules=2,
     )  # fmt: skip
     act = activation(
@@ -39,7 +39,7 @@ def mlp(
         reread=not (share.fp8 or frozen),
     )  # fmt: skip
     down = linear(
-        share, f"{prefix}.down", inner, hidden, bias=bias, seam="tp.reduce" if seam_bytes else "", seam_bytes=seam_bytes,
+        share, f"{prefix}.down", inner, hidden, bias=bias, seam="tp.reduce", seam_bytes=seam_bytes,
         fused_input=joined, frozen=frozen,
     )  # fmt: skip
     return [up, act, down]
