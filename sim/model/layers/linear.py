@@ -132,8 +132,7 @@ def linear(
     `low`: runs in the block's low precision. `stream`: the input is of the residual stream (fp32 under autocast, so it is cast). `fused_bias`:
     the kernel after adds it. `fused_input`, `fused_grad`: the kernel before (after) writes fp8 itself; `normed`: a norm before, which where
     fused does so with delayed scaling alone, and finds the largest value otherwise (TransformerEngine, normalization.cpp). `saved_rows`: rows of
-    the input that are kept, where fewer than `rows` (sequence parallelism keeps its slice and gathers again). `seam`: none where it has no bytes
-    (`Share.over_tp`).
+    the input that are kept, where fewer than `rows` (sequence parallelism keeps its slice and gathers again). A `seam` without bytes is none.
     """
     widths = (n,) if isinstance(n, int) else n
     m, act, low = rows or share.rows, share.act, low and share.fp8
