@@ -76,10 +76,18 @@ def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
     FSDP2 for it: its hooks, casts and copies are there all the same. 3 where the framework's ZeRO-2 is an FSDP that keeps its parameters; a
     pipeline's FSDP keeps them through the step (torchtitan, parallelize_llama.py)."""
     p = plan.parallel
-    alone = (p.dp_shard * p.cp == 1 and not (is_fsdp2(framework) and sharded_alone(plan))) or (p.dp_shard == 1 and p.zero is None)
-    zero = 0 if alone else zero_of(plan, framework)
+    zero = zero_of(plan, framework) if _share(plan, framework) else 0
     layers = zero == 2 and framework.data_parallel.zero2 == "layers"
     return 3 if layers else zero, p.reshard_after_forward and not layers and p.pp == 1
+
+
+def _share(plan: Plan, framework: Framework) -> bool:
+    """Do ranks share what ZeRO splits? Those of dp_shard and cp do (torchtitan's ParallelDims.fsdp_enabled, Megatron's dp_cp group); a plan that
+    names copies alone, and no level, means DDP but for FSDP2, which has the ranks of cp share all the same."""
+    p = plan.parallel
+    if p.dp_shard * p.cp == 1:
+        return is_fsdp2(framework) and sharded_alone(plan)
+    return p.dp_shard > 1 or p.zero is not None or p.dp_replicate == 1 or is_fsdp2(framework)
 
 
 def owns_tensors(plan: Plan, framework: Framework, zero: int) -> bool:

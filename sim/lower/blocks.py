@@ -129,10 +129,12 @@ def _viewed(job: Job, part: Part) -> tuple[Work, ...]:
 
 
 def _dispatched(job: Job, part: Part) -> tuple[Work, ...]:
-    """One pass of DTensor's own dispatch: by linear (the table and the loss are one each), and by norm whose sequence is split."""
+    """One pass of DTensor's own dispatch: by linear, split or whole on each rank (a table and the loss are one each), and by norm whose
+    sequence is split. Routed experts take their weights out of DTensor first."""
     if not job.dtensor:
         return ()
-    linears = max(1, sum(isinstance(work, Gemm) for work in part.forward)) if part.seam.startswith("tp.") else 0
+    without = int(part.seam.startswith("tp.") and part.modules > 0)  # weights of its own: the loss, a head that reads the table
+    linears = 0 if part.expert else max(without, len(part.matrices) + len(part.tables))
     norms = int(part.cls == "norm" and job.plan.parallel.sequence_parallel)
     return tuple(HostWork(what, count) for what, count in (("dtensor_linear", linears), ("dtensor_norm", norms)) if count)
 

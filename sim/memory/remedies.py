@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.framework.chosen import zero_of
+from sim.framework.chosen import sharding_of, zero_of
 from sim.framework.framework import Framework
 from sim.model.parts import Network
 from sim.plan import Plan
@@ -31,7 +31,7 @@ def most_sharded(plan: Plan, network: Network, framework: Framework) -> int:
 def said(plan: Plan, framework: Framework) -> Plan:
     """The plan with the level of ZeRO that its framework takes where it says none: in force already, it is no remedy."""
     p = plan.parallel
-    if p.zero is not None or p.dp_shard == 1:
+    if p.zero is not None or not sharding_of(plan, framework)[0]:
         return plan
     return msgspec.structs.replace(plan, parallel=msgspec.structs.replace(p, zero=zero_of(plan, framework)))
 

@@ -190,14 +190,28 @@ def _unpermute(share: Share, tokens: int, routed: int, width: int, etp: int) -> 
         return Part(name="moe.unpermute", cls="moe")
     forward: tuple[Work, ...] = (MemoryBound("permute", routed * width * e, back * width * e, share.act, 2.0 * routed * width),)
     backward: tuple[Work, ...] = (MemoryBound("permute", tokens * width * e, routed * width * e, share.act),)
-    if spelled_out(share):
-        scale, both = (elementwise("scale", share, routed * width, read, e) for read in (e, 2 * e))
-        forward = (scale, *_scattered(share, back, routed, width))
-        backward = (_gathered(share, routed, width), both, scale, elementwise("reduce", share, routed * width, e, 0))
-    seam: Seam = "tp.reduce" if etp > 1 else ""
     kept = 0 if share.framework.elementwise.fused_activation else routed * width * e
+    if spelled_out(share):
+        scaled, back_scaled = _scaled(share, routed * width)
+        forward = (*scaled, *_scattered(share, back, routed, width))
+        backward = (_gathered(share, routed, width), *back_scaled)
+        kept = routed * width * 4
+    seam: Seam = "tp.reduce" if etp > 1 else ""
     size = share.rows * width * e if etp > 1 else 0
     return Part(name="moe.unpermute", forward=forward, backward=backward, cls="moe", saved=kept, seam=seam, seam_bytes=size)
+
+
+def _scaled(share: Share, elements: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """Results times weights in fp32, there and back (torchtitan, models/moe/moe.py). Backward: the gradient times each factor, and the sum over a row
+    that is a weight's."""
+    wide, narrow = (
+        ((MemoryBound("cast", a * elements, b * elements, share.act),) if share.e < 4 else ()) for a, b in ((share.e, 4), (4, share.e))
+    )
+    scale, both, total = (
+        MemoryBound(what, read * elements, written * elements, "fp32", float(elements))
+        for what, read, written in (("scale", 4, 4), ("scale", 8, 4), ("reduce", 4, 0))
+    )
+    return (*wide, scale, *narrow), (*wide, both, total, scale, *narrow)
 
 
 def _merge(share: Share, rows: int, hidden: int, gated: bool) -> Part:

@@ -5,7 +5,7 @@ attention's core, `mlp`, `moe` and `shared_experts` the input is kept and all in
 the output is thrown away and made again for the part that read it (CheckpointWithoutOutput in megatron/core/tensor_parallel/random.py).
 
 `op` is torchtitan's (selective_ac_option = "op": distributed/activation_checkpoint.py, in 2024 parallelisms/parallelize_llama.py): the whole layer
-runs again but for operators whose results are kept, which are fused attention, reduce_scatter, and the first, third, fifth ... product of the
+runs again but for operators whose results are kept, which are fused attention, reduce_scatter, all_to_all, and the first, third, fifth ... product of the
 layer.
 """
 
@@ -119,13 +119,21 @@ def _operators(block: Block, compiled: bool) -> list[Redo]:
     kept, products = block.saved_input, 0
     for at, part in enumerate(block.parts if last >= 0 and not block.end else ()):
         left, made, products = _kept(part, products, compiled)
-        scattered = block.saved_input if part.seam == "tp.reduce" else 0
-        kept += 0 if compiled and at >= end else made + scattered
+        came = _came(block, part)
+        kept += 0 if compiled and at >= end else made + came
         dropped[at] = part.saved - kept if at == last else max(0, part.saved - kept)
         kept -= part.saved - dropped[at]
-        seam: Seam = "" if scattered or part.seam == "cp.attention" else part.seam
-        run += [replace(part, forward=left, seam=seam)] if at < end and (left or seam) else []
+        seam: Seam = "" if came or part.seam == "cp.attention" else part.seam
+        again = replace(part, forward=left, seam=seam, reads=part.reads or part.seam_counts > 0)  # the host reads the kept counts once more
+        run += [again] if at < end and (left or seam) else []
     return [Redo(last, tuple(range(end)), dropped, tuple(run))] if run else []
+
+
+def _came(block: Block, part: Part) -> int:
+    """Bytes that a message left and that are kept: of a reduce_scatter, or of an all_to_all of rows."""
+    if part.seam.startswith("ep."):
+        return part.seam_bytes
+    return block.saved_input if part.seam == "tp.reduce" else 0
 
 
 def _kept(part: Part, products: int, compiled: bool) -> tuple[tuple[Work, ...], int, int]:
