@@ -16,12 +16,12 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from sim.lower.job import Job
-from sim.lower.ops import collective, order
+from sim.lower.ops import collective, compute, order
 from sim.lower.template import PartOps, name_of
 from sim.model.parts import Part
 from sim.optimizers import OPTIMIZERS
 from sim.program import COMPUTE, Op, beside
-from sim.work import BYTES, Gemm
+from sim.work import BYTES, Gemm, MemoryBound
 
 LANE = "comm.tp"
 CLS = "comm.tp"
@@ -79,13 +79,34 @@ def _gather(job: Job, id: str, size: float, kernels: list[Op]) -> list[Op]:
     size = _gathered(size, kernels)
     if _overlaps(job, kernels):
         return _beside(job, id, "all_gather", size, _pieces(job, kernels), RING)
-    return [_now(job, id, "all_gather", size), *kernels]
+    return [*_gather_now(job, id, size), *kernels]
+
+
+def _gather_now(job: Job, id: str, size: float) -> list[Op]:
+    """The whole message. DTensor then puts pieces of several sequences side by side (torch 2.13, _utils.py: _maybe_view_chunk_cat; one
+    sequence's are in place)."""
+    return [_now(job, id, "all_gather", size), *(_side_by_side(job, id, size) if job.plan.batch.micro > 1 else ())]
+
+
+def _scatter_now(job: Job, id: str, size: float) -> list[Op]:
+    """The whole message, which DTensor puts together of its pieces, rank by rank (_chunk_or_narrow_cat)."""
+    return [*_side_by_side(job, id, size), _now(job, id, "reduce_scatter", size)]
+
+
+def _side_by_side(job: Job, id: str, size: float) -> list[Op]:
+    """DTensor splits sequences, the second dimension, and NCCL the first."""
+    if job.framework.tensor_parallel.style != "dtensor":
+        return []
+    works = (MemoryBound("copy", round(size), round(size), job.act),)
+    return [compute(job, f"{id}.copy", works, CLS)]
 
 
 def _reduce(job: Job, id: str, name: str, size: float, kernels: list[Op]) -> list[Op]:
     """all_reduce or reduce_scatter after GEMMs. Overlapped, the last of tp pieces travels when all GEMMs have ended."""
-    if name != "reduce_scatter" or not _overlaps(job, kernels):
+    if name != "reduce_scatter":
         return [*kernels, _now(job, id, name, size)]
+    if not _overlaps(job, kernels):
+        return [*kernels, *_scatter_now(job, id, size)]
     tail = size / job.size("tp")
     sms = RING if _low(kernels) or job.framework.tensor_parallel.style == "dtensor" else PIPELINE
     return [*_beside(job, id, name, size - tail, _pieces(job, kernels), sms), _now(job, f"{id}.tail", name, tail)]
@@ -97,7 +118,7 @@ def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
     if part.seam in ("tp.gather", "tp.spread", "tp.copy"):
         return _gather(job, f"{name}.all_gather", size, kernels) if split and part.seam != "tp.copy" else kernels
     if part.seam == "tp.columns":  # of all tokens: with sequence parallelism each rank keeps its own of them
-        return [_now(job, f"{name}.all_gather", "all_gather", size), *kernels]
+        return [_now(job, f"{name}.all_gather", "all_gather", size), *_side_by_side(job, f"{name}.all_gather", size), *kernels]
     if part.seam == "tp.loss":  # maximum, predicted logit and sum of exponentials, one number a row each
         return [*kernels, *(_now(job, f"{name}.{what}", "all_reduce", size / 3) for what in ("max", "target", "sum"))]
     reduce = "reduce_scatter" if split else "all_reduce"
@@ -141,7 +162,8 @@ def _column_in_turn(
     """DTensor's and early Megatron's: the gathered input was kept, the gradient's sum follows both GEMMs. DTensor gathers an input once for
     all its linears and sums their gradients together; without it each of `linears` sums what it hands back."""
     reduce = "reduce_scatter" if split else "all_reduce"
-    sums = [_now(job, f"bwd/{name}.{reduce}{turn or ''}", reduce, size) for turn in range(linears)]
+    ids = [f"bwd/{name}.{reduce}{turn or ''}" for turn in range(linears)]
+    sums = [op for id in ids for op in (_scatter_now(job, id, size) if split else [_now(job, id, reduce, size)])]
     return [*dgrad, *sums], wgrad, [*dgrad, *wgrad, *sums]
 
 
