@@ -79,26 +79,24 @@ def _gather(job: Job, id: str, size: float, kernels: list[Op]) -> list[Op]:
     size = _gathered(size, kernels)
     if _overlaps(job, kernels):
         return _beside(job, id, "all_gather", size, _pieces(job, kernels), RING)
-    return [*_gather_now(job, id, size), *kernels]
+    # One sequence's pieces are in place (torch 2.13, _utils.py: _maybe_view_chunk_cat).
+    copies = _side_by_side(job, id, size, kernels[:1], 0) if job.plan.batch.micro > 1 else []
+    return [_now(job, id, "all_gather", size), *copies, *kernels]
 
 
-def _gather_now(job: Job, id: str, size: float) -> list[Op]:
-    """The whole message. DTensor then puts pieces of several sequences side by side (torch 2.13, _utils.py: _maybe_view_chunk_cat; one
-    sequence's are in place)."""
-    return [_now(job, id, "all_gather", size), *(_side_by_side(job, id, size) if job.plan.batch.micro > 1 else ())]
+def _scatter(job: Job, id: str, size: float, kernels: list[Op]) -> list[Op]:
+    """The whole message of what `kernels` made, whose pieces DTensor first puts together, rank by rank (_chunk_or_narrow_cat)."""
+    return [*_side_by_side(job, id, size, kernels[-1:], -1), _now(job, id, "reduce_scatter", size)]
 
 
-def _scatter_now(job: Job, id: str, size: float) -> list[Op]:
-    """The whole message, which DTensor puts together of its pieces, rank by rank (_chunk_or_narrow_cat)."""
-    return [*_side_by_side(job, id, size), _now(job, id, "reduce_scatter", size)]
-
-
-def _side_by_side(job: Job, id: str, size: float) -> list[Op]:
-    """DTensor splits sequences, the second dimension, and NCCL the first."""
+def _side_by_side(job: Job, id: str, size: float, beside: list[Op], at: int) -> list[Op]:
+    """DTensor splits sequences, the second dimension, and NCCL the first: what travels is copied. A compiler has the kernel that makes it or reads
+    it (the `at`-th of `beside`) do so, unless that is a product."""
     if job.framework.tensor_parallel.style != "dtensor":
         return []
-    works = (MemoryBound("copy", round(size), round(size), job.act),)
-    return [compute(job, f"{id}.copy", works, CLS)]
+    if job.framework.compile and any(isinstance(op.works[at], MemoryBound) for op in beside):
+        return []
+    return [compute(job, f"{id}.copy", (MemoryBound("copy", round(size), round(size), job.act),), CLS)]
 
 
 def _reduce(job: Job, id: str, name: str, size: float, kernels: list[Op]) -> list[Op]:
@@ -106,7 +104,7 @@ def _reduce(job: Job, id: str, name: str, size: float, kernels: list[Op]) -> lis
     if name != "reduce_scatter":
         return [*kernels, _now(job, id, name, size)]
     if not _overlaps(job, kernels):
-        return [*kernels, *_scatter_now(job, id, size)]
+        return [*kernels, *_scatter(job, id, size, kernels)]
     tail = size / job.size("tp")
     sms = RING if _low(kernels) or job.framework.tensor_parallel.style == "dtensor" else PIPELINE
     return [*_beside(job, id, name, size - tail, _pieces(job, kernels), sms), _now(job, f"{id}.tail", name, tail)]
@@ -118,7 +116,11 @@ def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
     if part.seam in ("tp.gather", "tp.spread", "tp.copy"):
         return _gather(job, f"{name}.all_gather", size, kernels) if split and part.seam != "tp.copy" else kernels
     if part.seam == "tp.columns":  # of all tokens: with sequence parallelism each rank keeps its own of them
-        return [_now(job, f"{name}.all_gather", "all_gather", size), *_side_by_side(job, f"{name}.all_gather", size), *kernels]
+        return [
+            _now(job, f"{name}.all_gather", "all_gather", size),
+            *_side_by_side(job, f"{name}.all_gather", size, kernels[:1], 0),
+            *kernels,
+        ]
     if part.seam == "tp.loss":  # maximum, predicted logit and sum of exponentials, one number a row each
         return [*kernels, *(_now(job, f"{name}.{what}", "all_reduce", size / 3) for what in ("max", "target", "sum"))]
     reduce = "reduce_scatter" if split else "all_reduce"
@@ -163,7 +165,7 @@ def _column_in_turn(
     all its linears and sums their gradients together; without it each of `linears` sums what it hands back."""
     reduce = "reduce_scatter" if split else "all_reduce"
     ids = [f"bwd/{name}.{reduce}{turn or ''}" for turn in range(linears)]
-    sums = [op for id in ids for op in (_scatter_now(job, id, size) if split else [_now(job, id, reduce, size)])]
+    sums = [op for id in ids for op in (_scatter(job, id, size, dgrad) if split else [_now(job, id, reduce, size)])]
     return [*dgrad, *sums], wgrad, [*dgrad, *wgrad, *sums]
 
 
