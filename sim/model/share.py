@@ -51,11 +51,6 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """DTensor's plans gather a module's input for all that reads it, what no rank splits included (torch's PrepareModuleInput)."""
         return self.framework.tensor_parallel.style == "dtensor" and self.tp > 1
 
-    @property
-    def reads_once(self) -> bool:
-        """All that reads a module's input reads one tensor, of all rows."""
-        return self.tp == 1 or self.gathers_once
-
     def over_tp(self, width: int) -> int:
         """Bytes of all rows of `width` columns, which ranks of tp gather or sum; none without them."""
         return self.rows * width * self.e if self.tp > 1 else 0

@@ -1,10 +1,13 @@
-"""FSDP2 over one rank, which has nobody to share with."""
+"""Who shares parameters: FSDP2 over one rank has nobody to share with, and ranks of one sequence share as those of dp_shard do."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from sim.files.planfile import load_plan
+from sim.framework.chosen import framework_of, sharding_of
 from sim.predict import predict
 from sim.work import HostWork
 
@@ -25,3 +28,21 @@ def test_one_rank_that_asks_for_fsdp2_has_its_hooks_and_copies() -> None:
         predict(load_plan(BASE, ("framework=megatron-core", *changes)), "dgx-h100").step_time_s for changes in ((), ("parallel.zero=2",))
     ]
     assert megatron[0] == megatron[1], "whose distributed optimizer has nothing to do there"
+
+
+@pytest.mark.parametrize(
+    ("framework", "parallel", "level"),
+    [
+        ("torchtitan", {"cp": 2}, 3),
+        ("torchtitan", {"cp": 2, "dp_replicate": 2}, 3),
+        ("torchtitan", {"dp_replicate": 2}, 0),
+        ("torchtitan", {"cp": 2, "zero": 0}, 0),
+        ("megatron-core", {"cp": 2}, 1),
+        ("megatron-core", {"cp": 2, "dp_replicate": 2}, 0),
+        ("megatron-core", {"cp": 2, "dp_replicate": 2, "zero": 1}, 1),
+        ("pytorch", {"cp": 2}, 0),
+    ],
+)
+def test_ranks_of_one_sequence_share_as_those_of_dp_shard_do(framework: str, parallel: dict[str, Any], level: int) -> None:
+    plan = load_plan({**BASE, "framework": framework, "parallel": parallel})
+    assert sharding_of(plan, framework_of(plan))[0] == level

@@ -119,7 +119,7 @@ def _local(part: Part) -> Part:
 def _read_twice(share: Share, first: Part, elements: int) -> Part:
     """The shared experts' first linear, with what the router keeps of its input (`router`): 16 bits where its own operand is narrower, beside
     this (delayed scales) or in its place (Megatron-Core, shared_experts.py: set_save_original_input)."""
-    if not (share.fp8 and share.reads_once):
+    if not share.fp8:
         return first
     return replace(first, saved=elements * share.e + (first.saved if scaled_before(share) else 0))
 

@@ -35,7 +35,7 @@ def router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
         forward=(*part.forward, soft, top, *small),
         backward=(*small_grad, soft_grad, *part.backward, join),
         cls="moe",
-        saved=(0 if spec.shared and share.reads_once else part.saved) + 4 * scores + 8 * rows * spec.top_k,
+        saved=(0 if spec.shared else part.saved) + 4 * scores + 8 * rows * spec.top_k,
     )
 
 

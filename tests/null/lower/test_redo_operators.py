@@ -72,6 +72,18 @@ def test_the_line_peaks_where_the_report_does() -> None:
     assert found.step_time_s > predict(plain.plan, "dgx-h100", steps=2).step_time_s
 
 
+def test_rows_that_travelled_to_experts_and_back_are_kept() -> None:
+    """No all_to_all runs twice; the host reads the counts again."""
+    framework = load_framework("torchtitan")
+    shape = Shape(micro=1, seq=1024, ep=8)
+    block = dict(describe(load_model("qwen3-30b-a3b"), shape, framework).blocks)["L0"]
+    (run,) = redone(block, ("op",)).runs.values()
+    assert not any(part.seam for part in run)
+    assert [part.name for part in run if part.reads] == ["moe.up"]
+    alone = dict(describe(load_model("qwen3-30b-a3b"), Shape(micro=1, seq=1024), framework).blocks)["L0"]
+    assert kept(block, redone(block, ("op",))) == kept(alone, redone(alone, ("op",))) + 2 * 8 * 2 * 2048
+
+
 def test_it_is_of_whole_layers() -> None:
     memory = {"recompute": "selective", "recompute_modules": ["op", "layernorm"]}
     with pytest.raises(BadInput, match="op is of whole layers"):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sim.engine.run import simulate
 from sim.model.parts import Part
 from sim.program import Program, held_beside
-from sim.work import HostWork
+from sim.work import HostWork, MemoryBound
 from tests.null.lower.tiny import QUIET, Constant, linear, messages, network, norm, program, show, traffic
 
 SIZE = 1024
@@ -186,6 +186,23 @@ def test_eager_dtensor_dispatches_each_linear_and_each_split_norm_twice(split: b
     assert spent["dtensor_linear"] == 3 * 4 * 2, "four linears of three layers, forward and backward"
     assert spent["dtensor_norm"] == (3 * 2 if split else 0)
     assert spent["dtensor_adam"] == 3 * 6, "every parameter of the update"
+
+
+def test_eager_dtensor_dispatches_what_no_rank_splits_too_but_not_routed_experts() -> None:
+    eager, plan = DTENSOR.but(host="python"), {"parallel": {"tp": 2}}
+    bottleneck, expert = linear("down", matrices=((8, 8), (8, 8))), linear("experts", matrices=((8, 8),), expert=True)
+    assert _spent(program(plan, network(1, (*LAYER, bottleneck, expert)), framework=eager))["dtensor_linear"] == (4 + 2) * 2
+
+
+@pytest.mark.parametrize(("micro", "compiled", "copies"), [(1, False, 4), (2, False, 8), (1, True, 3), (2, True, 7)])
+def test_dtensor_copies_what_travels_of_several_sequences(micro: int, compiled: bool, copies: int) -> None:
+    """Two linears gather and two scatter, each way. A scatter's message is made of pieces, a gathered one goes into several sequences; the kernel that
+    adds two gradients may do it where kernels are compiled."""
+    up = replace(LAYER[3], backward=(*LAYER[3].backward, MemoryBound("add", 16, 8, "fp32")))
+    net, plan = network(1, (*LAYER[:3], up, LAYER[4])), {"parallel": {"tp": 2}, "batch": {"micro": micro}}
+    found = [op for call, op in program(plan, net, framework=DTENSOR.but(compile=compiled)).ops(0) if call.step == 1 and op.id.endswith(".copy")]
+    assert len(found) == copies and {(work.read, work.written) for op in found for work in op.works} == {(SIZE, SIZE)}  # type: ignore[union-attr]
+    assert not any(op.id.endswith("r.copy") for _, op in program(plan, net).ops(0)), "Megatron's sequences are the first dimension"
 
 
 @pytest.mark.parametrize("other", [{"compile": True}, {"tensor_parallel": {"style": "megatron"}}])

@@ -76,6 +76,13 @@ def test_megatron_gathers_all_ranks_counts_of_all_experts_unless_a_capacity_is_k
     assert parts(TITAN, "L10", **shape)["moe.up"].seam_counts == 4 * 256
 
 
+def test_the_router_keeps_no_input_of_its_own_beside_shared_experts() -> None:
+    """Megatron's ranks keep their own rows of it, once."""
+    held = [parts(framework, "L10")["moe.router"].saved for framework in (MEGATRON, TITAN)]
+    assert held == [rows * (4 * 256 + 8 * 8) for rows in (ROWS // TP, ROWS)]
+    assert parts(MEGATRON, "L10", model="qwen3-30b-a3b")["moe.router"].saved > ROWS // TP * 2048 * 2
+
+
 def test_keys_are_repeated_for_their_queries_where_the_framework_does_so() -> None:
     """Llama-3: eight of 32 heads. Four times the bytes are written, and kept by the kernel in place of the keys and values."""
     shape = {"model": "llama3-8b", "tp": 1, "sequence_parallel": False}
