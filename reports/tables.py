@@ -116,6 +116,8 @@ def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
 
 
 def _comparison(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
+    for note in value.get("notes", []):  # first: they may say that what follows compares two different things
+        console.print(f"note: {note}")
     table = Listing("predicted against measured", "run", "predicted", "measured", "p10 - p90", "steps", "error")
     for name, found in value["runs"].items():
         measured = found["measured_step_s"]
@@ -134,8 +136,6 @@ def _comparison(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
             error = f"{row['error']:+z.0%}" if row["error"] is not None else "not measured"
             split.add_row(row["cls"], _ms(row["predicted_s"]), _ms(row["measured_s"]), error)
         console.print(split)
-    for note in value.get("notes", []):
-        console.print(note)
 
 
 _SHARES = ("mfu", "cpu_busy", "gain", "error", "mape", "median_ape", "p90", "bias", "left_out", "target", "goodput", "coverage", "ten_percent",

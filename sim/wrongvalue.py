@@ -6,6 +6,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -73,12 +74,20 @@ def _field(steps: list[str], struct: type[msgspec.Struct]) -> tuple[Any, object]
             inner = [typing.get_args(_bare(part))[0] for part in _parts(hint) if typing.get_origin(_bare(part)) is tuple]
             hint, default = (inner[0], None) if inner else (None, None)
         elif table is not None:
-            field = next((one for one in msgspec.structs.fields(table) if one.encode_name == step), None)
-            hint = field and typing.get_type_hints(table, include_extras=True)[field.name]
-            default = None if field is None or field.default is msgspec.NODEFAULT else field.default
+            hint, default = _keys(table).get(step, (None, None))
         else:
             return None, None
     return hint, default
+
+
+@cache  # a sweep asks for the same few tables at each of its points
+def _keys(table: type[msgspec.Struct]) -> dict[str, tuple[Any, object]]:
+    """(type, default) of each key of a table."""
+    hints = typing.get_type_hints(table, include_extras=True)
+    return {
+        one.encode_name: (hints[one.name], None if one.default is msgspec.NODEFAULT else one.default)
+        for one in msgspec.structs.fields(table)
+    }
 
 
 def struct_of(hint: Any) -> type[msgspec.Struct] | None:

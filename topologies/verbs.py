@@ -7,6 +7,8 @@ alone knows `reports`, shows.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -27,6 +29,14 @@ class Verb(TyperCommand):
             if one.param_type_name == "option" and not (one.multiple or one.is_flag) and given.count(one) > 1:
                 raise BadInput(f"{one.opts[0]} is given {given.count(one)} times: it takes one value. Give it once")
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As typer does, which ends an interrupted verb without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("steptwin: interrupted", file=sys.stderr)
+            raise
 
 
 class Verbs(typer.Typer):
@@ -61,7 +71,19 @@ MachineSets = Annotated[
 Fail = Annotated[list[str] | None, typer.Option("--fail", help="What if this failed: link:gpu0-nvswitch, spine:2, nic:n0/nic1, nvswitch:2")]
 Without = Annotated[list[str] | None, typer.Option("--without", help="What if there were none: nvswitch, nvlink, nic, p2p, spine")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
-Report = Annotated[Path | None, typer.Option("--report", help="Write a self-contained HTML page here")]
+
+
+def _page(text: str) -> Path:
+    """Raises `BadInput` for a page that cannot be written, before the work that it is of."""
+    path = Path(text)
+    folder = next((one for one in (path.absolute().parent, *path.absolute().parents) if one.exists()), Path("/"))
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        why = "it is a folder" if path.is_dir() else f"{folder} is no folder" if not folder.is_dir() else "this user may not write there"
+        raise BadInput(f"--report {text}: {why}. Name a file that can be written, e.g. runs/report.html")
+    return path
+
+
+Report = Annotated[Path | None, typer.Option("--report", help="Write a self-contained HTML page here", parser=_page, metavar="PATH")]
 Prices = Annotated[Path | None, typer.Option("--prices", help="TOML with prices per GPU-hour by machine, and what changes of one add")]
 Calibrated = Annotated[Path | None, typer.Option("--calibration", help="A file that `steptwin probe` wrote on the machine of --on")]
 Steps = Annotated[

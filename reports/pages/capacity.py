@@ -87,7 +87,7 @@ def _money(one: Capacity, unit: str) -> str:
 def _cards(found: Capacity, unit: str) -> list[Card]:
     low, high = (seconds(86400 * one) for one in found.days_interval)
     cards: list[Card] = [
-        (seconds(found.elapsed_s), "elapsed", f"80 % interval {low} to {high}"),
+        (seconds(found.elapsed_s), "elapsed", f"80 % interval {low} to {high}, {found.mark}"),
         (f"{found.goodput:.1%}", "goodput", f"{failures(found)}, checkpoint every {seconds(found.checkpoint_interval_s)}"),
         (count(found.gpu_hours), "GPU-hours", f"on {found.gpus:,} GPUs" + _paid(found)),
         (_energy(found), "energy", "GPUs, hosts, network and cooling"),

@@ -42,7 +42,11 @@ def comparison_page(
     page.cards([cards[0], *_measured(found), *cards[1:]])
     page.warnings([*notes_of(summary), *notes])
     files = [f"{trace.origin}.json.gz" for trace in traces] if scene.trace_file else []
-    timelines(page, [trace for trace in traces if trace.origin != "stock"], _worst(found), files, summary)
+    timelines(page, _drawn(traces, found), _worst(found), files, summary)
+    if "stock" in found:
+        page.note(
+            "What PyTorch trained by itself stands in the charts below: its profile has stretches of time by class, and no ops to draw here."
+        )
     for name, one in found.items():
         page.section(
             f"Error by class, against {name}", "Time per step and rank in each class of op; the figure beside a bar is the signed error."
@@ -56,6 +60,12 @@ def comparison_page(
             _ops(page, name, one)
     prediction_body(page, summary, traces[0], scene)
     return page.text(FOOT + " Errors are signed, (predicted - measured) / measured.")
+
+
+def _drawn(traces: Sequence[Trace], found: Mapping[str, Comparison]) -> list[Trace]:
+    """Those with ops, each measured one with its step nearest the median, of which the cards tell."""
+    shown = [trace for trace in traces if trace.origin != "stock"]
+    return [_nearest(trace, found[trace.origin].measured_step.median) if trace.origin in found else trace for trace in shown]
 
 
 def _waterfall(page: Page, name: str, one: Comparison, traces: Sequence[Trace]) -> None:

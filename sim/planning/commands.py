@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,12 +76,13 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         how: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "edits": edits, "say": _say(desk)}
         how["prices"] = load_prices(prices) if prices else None
         _free(desk, unpriced(how["prices"], (*edits, *changes(points, how["prices"]))))
-        if trials is None:
-            found = run(base, points, on, out, every=every, **how)
-        else:
-            from sim.planning.sweeps.search import search
+        with _resumable(desk):
+            if trials is None:
+                found = run(base, points, on, out, every=every, **how)
+            else:
+                from sim.planning.sweeps.search import search
 
-            found = search(base, points, on, out, trials=trials, seed=seed, **how)
+                found = search(base, points, on, out, trials=trials, seed=seed, **how)
         tell(desk, found, edits, batch(base, written, found), as_json)
         if not as_json and (again := again_by(plan, overrides, edits, found)):
             desk.say(f"the best plan: {again}")
@@ -88,6 +90,16 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
             desk.say(f"{found.counts['failed']} plans failed, a fault of StepTwin: please report {failed.key} ({failed.reason})")
         if report:
             desk.say(f"report: {desk.page('sweep', report, plan, found)}")
+
+
+@contextmanager
+def _resumable(desk: Desk) -> Iterator[None]:
+    """An interrupted sweep says that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        desk.say("what was decided is kept: the same command goes on with it")
+        raise
 
 
 def _agree(space: str, auto: int | None, trials: int | None, seed: int, every: str) -> None:
@@ -251,6 +263,8 @@ def _in_words(found: Capacity) -> dict[str, Any]:
         del shown[name]
     if found.paid_gpu_hours == found.gpu_hours:
         del shown["paid_gpu_hours"]
+    if not found.mark_reasons:
+        del shown["mark_reasons"]
     if found.quiet_step_s < found.step_time_s:  # what the plan saves is no part of the days: checkpoints are counted apart
         shown["step_without_checkpoints_s"] = found.quiet_step_s
     return shown | {"lost_to": found.lost_to(), "days_interval": "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)}

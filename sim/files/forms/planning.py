@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from sim.files.forms.prediction import Band, OnPath
 from sim.files.forms.said import Said
 
@@ -92,6 +94,8 @@ class Capacity(Said, frozen=True, kw_only=True):
     steps: int
     step_time_s: float
     interval_s: Band
+    mark: Literal["calibrated", "interpolated", "extrapolated"]
+    mark_reasons: list[str]
     productive_s: float
     elapsed_s: float
     days: float

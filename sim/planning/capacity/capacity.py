@@ -15,7 +15,7 @@ from sim.planning.capacity.goodput import Outcome, Reliability, daly, expected
 from sim.planning.capacity.prices import money, paid_gpus, unpriced
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
-from sim.result.uncertainty import LEVEL
+from sim.result.uncertainty import LEVEL, Mark
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
@@ -49,6 +49,9 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     """As `predict` says it."""
     interval: tuple[float, float]
     """80 % interval of the step."""
+    mark: Mark = "extrapolated"
+    """What the step rests on, and why it is no more: as of a prediction."""
+    mark_reasons: tuple[str, ...] = ()
     productive_s: float
     """All steps, without the checkpoints that the plan's own step has: these are counted by themselves."""
     elapsed_s: float
@@ -93,8 +96,8 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
             ("steps", f"{self.steps:,} of {self.quiet_step_s:.4g} s"),
             (
                 "elapsed",
-                "{:,.2f} days (80 %: {:,.2f} to {:,.2f})".format(self.days, *self.days_interval)
-                + f", of which {self.goodput:.1%} progress",
+                "{:,.2f} days (80 %: {:,.2f} to {:,.2f}".format(self.days, *self.days_interval)
+                + f"; {self.mark}), of which {self.goodput:.1%} progress",
             ),
             ("failures", f"{self.failures:,}; {self._saved()}"),
             ("lost", self.lost_to()),
@@ -108,6 +111,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
                 "no prices" if self.money is None else f"{self.money:,.0f}" + "".join(f"; nothing for {one}" for one in self.unpriced),
             ),
         ]
+        rows += [(self.mark, reason) for reason in self.mark_reasons]
         return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
     def _saved(self) -> str:
@@ -194,6 +198,8 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
         money=money(prices, on.name if isinstance(on, Topology) else on, plan.world, paid, edits),
         fits=fit is None,
         unpriced=unpriced(prices, edits),
+        mark=found.mark,
+        mark_reasons=found.mark_reasons,
     )
 
 

@@ -157,13 +157,19 @@ Reject = Callable[[Mapping[str, str], str], int]
 
 
 def candidates(
-    base: Plan, space: dict[str, tuple[str, ...]], on: str, skip: Container[str] = (), reject: Reject | None = None
+    base: Plan,
+    space: dict[str, tuple[str, ...]],
+    on: str,
+    skip: Container[str] = (),
+    reject: Reject | None = None,
+    each: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[Candidate, Plan | TooLarge | str]]:
     """Every point with its plan, or the reason why it is none. Points whose key is in `skip` are passed over, and those that mean the
-    same plan as one before."""
+    same plan as one before. `each` is called for every point."""
     size_of(space)
     seen: set[tuple[str, ...]] = set()
     for values in itertools.product(*space.values()):
+        each()
         at = dict(zip(space, values, strict=True))
         machine = at.pop("on", on)
         candidate = point(at, machine)

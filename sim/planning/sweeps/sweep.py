@@ -134,7 +134,7 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | N
     with Store(path, header) as store, pool(workers, backend, address) as place:
         store.reprice(prices or {}, partial(priced, prices=prices or {}, edits=edits))
         ask = partial(Work, prices=prices or {}, edits=edits)
-        work = _enumerate(base, space, on, store, every, edits)
+        work = _enumerate(base, space, on, store, every, edits, say)
         waiting = _screened(work, store, place, ask, say)
         _simulated(base, waiting, store, place, ask, workers, every, say)
         rows = list(store.rows())
@@ -170,12 +170,13 @@ def concluded(base: Plan, rows: list[Row], path: Path, alike: int = 0) -> Sweep:
 
 
 def _enumerate(
-    base: Plan, space: dict[str, tuple[str, ...]], on: str, store: Store, every: str, edits: tuple[str, ...]
+    base: Plan, space: dict[str, tuple[str, ...]], on: str, store: Store, every: str, edits: tuple[str, ...], say: Say | None
 ) -> list[tuple[Candidate, Plan]]:
     """Plans to look at; what is none, or cannot fit by a few divisions, is a row at once."""
     work: list[tuple[Candidate, Plan]] = []
     rows: list[Row] = []
-    for candidate, plan in candidates(base, space, on, store.done(every), Floor(base, space, edits).over):
+    progress = Progress(size_of(space), "points looked at", say)
+    for candidate, plan in candidates(base, space, on, store.done(every), Floor(base, space, edits).over, progress.more):
         if isinstance(plan, Plan):
             work.append((candidate, plan))
         else:

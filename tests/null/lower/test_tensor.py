@@ -200,7 +200,9 @@ def test_dtensor_copies_what_travels_of_several_sequences(micro: int, compiled: 
     adds two gradients may do it where kernels are compiled."""
     up = replace(LAYER[3], backward=(*LAYER[3].backward, MemoryBound("add", 16, 8, "fp32")))
     net, plan = network(1, (*LAYER[:3], up, LAYER[4])), {"parallel": {"tp": 2}, "batch": {"micro": micro}}
-    found = [op for call, op in program(plan, net, framework=DTENSOR.but(compile=compiled)).ops(0) if call.step == 1 and op.id.endswith(".copy")]
+    found = [
+        op for call, op in program(plan, net, framework=DTENSOR.but(compile=compiled)).ops(0) if call.step == 1 and op.id.endswith(".copy")
+    ]
     assert len(found) == copies and {(work.read, work.written) for op in found for work in op.works} == {(SIZE, SIZE)}  # type: ignore[union-attr]
     assert not any(op.id.endswith("r.copy") for _, op in program(plan, net).ops(0)), "Megatron's sequences are the first dimension"
 

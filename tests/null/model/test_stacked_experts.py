@@ -88,6 +88,12 @@ def test_results_meet_their_weights_in_fp32() -> None:
     assert kinds(found.forward) == ["cast", "scale", "cast", "zero", "copy", "scatter_add"]
     assert kinds(found.backward) == ["embedding", "cast", "scale", "reduce", "scale", "cast"]
     assert [work.read + work.written for work in found.forward[:3] if isinstance(work, MemoryBound)] == [6 * n, 8 * n, 6 * n]
-    assert [work.read + work.written for work in found.backward[1:] if isinstance(work, MemoryBound)] == [6 * n, 12 * n, 4 * n, 8 * n, 6 * n]
+    assert [work.read + work.written for work in found.backward[1:] if isinstance(work, MemoryBound)] == [
+        6 * n,
+        12 * n,
+        4 * n,
+        8 * n,
+        6 * n,
+    ]
     assert found.saved == 4 * n, "as wide as its gradient's factor"
     assert parts(PYTORCH.but(compile=True))["moe.unpermute"].saved == 2 * n
