@@ -252,7 +252,8 @@ class _Desk:
 _ROOMS = {
     "sim.commands": ("predict", "compare", "study", "spread", "collective", "schema", "plan"),
     "executor.commands": ("twin", "run", "here", "probe", "doctor", "plan"),
-    "sim.planning.commands": ("sweep", "explain", "capacity", "faults", "jobs"),
+    "sim.planning.commands": ("sweep", "explain", "capacity"),
+    "sim.planning.disturbed.commands": ("faults", "jobs"),
     "sim.accuracy.commands": ("validate", "accuracy"),
     "topologies.commands": ("topology",),
     "sim.exchange.commands": ("chakra",),

@@ -33,7 +33,9 @@ def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _briefly(value: Any) -> str:
-    """What a line has room for: of a list its length, of a table its type."""
+    """What a line has room for: of a list its length, of a table its type, of a number its first digits."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
     if isinstance(value, (list, tuple, dict)):
         return f"<{len(value)}>"
     return f"<{type(value).__name__}>" if isinstance(value, msgspec.Struct) else repr(value)

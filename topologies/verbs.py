@@ -1,8 +1,7 @@
 """What the verbs of the command line share: their options, and the desk that prints and draws for them.
 
-Each room keeps its own verbs (`topologies/commands.py`, `sim/commands.py`, `sim/planning/commands.py`,
-`sim/accuracy/commands.py`, `executor/commands.py`); `steptwin.py` puts them together. A verb computes; the desk, which
-alone knows `reports`, shows.
+Each room keeps its own verbs (`commands.py`); `steptwin.py` puts them together. A verb computes; the desk, which alone knows `reports`,
+shows.
 """
 
 from __future__ import annotations

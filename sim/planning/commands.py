@@ -1,10 +1,9 @@
-"""Verbs that plan: sweep, explain, capacity, faults, jobs."""
+"""Verbs that plan: sweep, explain, capacity."""
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from sim.planning.progress import watched
 from sim.verbs import PlanName, heeded, unfit
 from topologies.errors import BadInput
 from topologies.verbs import AsJson, Desk, Fail, On, Prices, Report, Sets, Without, Workers, split
@@ -29,7 +29,6 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     _sweep(app, desk)
     _explain(app, desk)
     _capacity(app, desk)
-    _disturbed(app, desk)
 
 
 def _sweep(app: typer.Typer, desk: Desk) -> None:
@@ -73,7 +72,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         base = read_plan(plan, overrides)  # its points are checked: they may split another way
         _agree(space, auto, trials, seed, every)
         points = expanded(base, written := parse_space(space if auto is None else f"{space} auto={auto}"), on, edits)
-        how: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "edits": edits, "say": _say(desk)}
+        how: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "edits": edits, "say": watched(desk.say)}
         how["prices"] = load_prices(prices) if prices else None
         _free(desk, unpriced(how["prices"], (*edits, *changes(points, how["prices"]))))
         with _resumable(desk):
@@ -130,7 +129,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
 
         overrides, edits = split(set_, fail, without)
         setting = heeded(desk, bind(load_plan(plan, overrides), on, edits))
-        explained = run(setting, say=_say(desk))
+        explained = run(setting, say=watched(desk.say))
         if report:
             desk.say(f"report: {desk.page('explain', report, explained.plan, explained.topology, explained)}")
         if as_json:
@@ -146,7 +145,7 @@ def _explained(desk: Desk, explained: Explanation) -> None:
     from sim.planning.explain.explanation import SHOWN, UNFIT_YET
     from topologies.units import show_duration
 
-    found = _plain(explained)
+    found: dict[str, Any] = msgspec.to_builtins(explained)
     low, high = map(show_duration, explained.interval or (0.0, 0.0))
     head = {
         "rows": found["sensitivities"],
@@ -253,7 +252,7 @@ def _curves(desk: Desk, plan: Plan, on: str, work: float, steps: int, options: d
     if len(parse(on)) > 1:
         return [Curve(), Curve()]
     sizes = {False: curve_sizes(plan.world), True: curve_sizes(plan.world, steps)}
-    return [scaling(plan, on, sizes[weak], work, weak=weak, say=_say(desk), **options) for weak in (False, True)]
+    return [scaling(plan, on, sizes[weak], work, weak=weak, say=watched(desk.say), **options) for weak in (False, True)]
 
 
 def _in_words(found: Capacity) -> dict[str, Any]:
@@ -290,63 +289,3 @@ def _free(desk: Desk, edits: Iterable[str]) -> None:
     """What another machine is not charged for."""
     for edit in edits:
         desk.say(f'note: no price for {edit}: the money is that of the machine without it. --prices: "{edit}" = 0.1 adds to each GPU-hour')
-
-
-def _disturbed(app: typer.Typer, desk: Desk) -> None:
-    @app.command()
-    def faults(
-        plan: PlanName,
-        on: On = "2x dgx-h100",
-        fault: Annotated[
-            list[str] | None, typer.Option("--fault", help="fail=nic:n0/nic1, slow=r3:0.8, flap=nic:n0/nic1:0.3; unsaid: the usual ones")
-        ] = None,
-        set_: Sets = None,
-        report: Report = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """What a failed link, a flapping NIC or a slow GPU costs this plan.  Example: steptwin faults gpt2-ddp8 --on dgx-h100"""
-        from sim.files.planfile import load_plan
-        from sim.planning.disturbed.faults import faults as run
-        from sim.setting.bind import bind
-
-        overrides, edits = split(set_)
-        setting = heeded(desk, bind(load_plan(plan, overrides), on, edits))
-        found = run(setting.plan, setting.topology, tuple(fault or ()), say=_say(desk))
-        desk.show(_plain(found) | unfit(found, as_json), as_json, "faults")
-        if report:
-            desk.say(f"report: {desk.page('faults', report, found)}")
-        if not found.fits:
-            raise typer.Exit(3)
-
-    @app.command()
-    def jobs(
-        plans: Annotated[list[str], typer.Argument(help="Two plans or more that share one cluster")],
-        on: On = "4x dgx-h100",
-        place: Annotated[list[str] | None, typer.Option("--place", help="compact or spread, or both")] = None,
-        set_: Sets = None,
-        report: Report = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Several jobs on one cluster, each one's step alone and beside the others.  Example: steptwin jobs gpt2-ddp8 gpt2-ddp8"""
-        from sim.files.planfile import load_plan
-        from sim.planning.disturbed.jobs import jobs as run
-        from sim.planning.disturbed.places import spoken
-
-        overrides, edits = split(set_)
-        found = run([load_plan(plan, overrides) for plan in plans], on, tuple(place or ("compact", "spread")), edits=edits, say=_say(desk))
-        rows = [_plain(row) | {"slowdown": row.slowdown} | ({} if as_json else {"ranks": spoken(row.ranks)}) for row in found.rows]
-        desk.show({**_plain(found), "rows": rows}, as_json, "jobs")
-        if report:
-            desk.say(f"report: {desk.page('jobs', report, found)}")
-        if not all(row.fits for row in found.rows):
-            raise typer.Exit(3)
-
-
-def _say(desk: Desk) -> Callable[[str], None] | None:
-    """Where to tell how far a study is: nowhere unless somebody watches."""
-    return desk.say if sys.stderr.isatty() else None
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(value)
-    return found

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
 Say = Callable[[str], None]
 _EVERY = 2.0
 """Seconds between two lines, at least."""
+
+
+def watched(say: Say) -> Say | None:
+    """Where to tell how far a study is: nowhere unless somebody watches."""
+    return say if sys.stderr.isatty() else None
 
 
 class Progress:
