@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from executor.training.models.exchange import Exchange
 
 Routed = tuple[Tensor, Tensor, Tensor]
-"""Of each sorted row: its weight (rows x 1) and its token; of each expert: where its rows end (int32)."""
+"""Of each sorted row: its weight (rows x 1, fp32) and its token; of each expert: where its rows end (int32)."""
 
 
 class Router(nn.Module):
@@ -46,7 +46,7 @@ class Router(nn.Module):
         order = chosen.flatten().argsort(stable=True)
         rows_each = torch.histc(chosen.flatten().float(), self.experts, 0, self.experts)  # bincount would make the host wait
         ends = rows_each.cumsum(0, dtype=torch.int32)
-        return weights.flatten()[order, None].to(rows.dtype), order // self.top_k, ends
+        return weights.flatten()[order, None], order // self.top_k, ends
 
 
 class Correction(nn.Module):
@@ -87,10 +87,10 @@ class Permute(nn.Module):
 
 
 class Unpermute(nn.Module):
-    """The weighted sum of each token's results. index_add would keep what it adds for backward, which does not read it (torch 2.13)."""
+    """The weighted sum of each token's results, weighted in fp32. index_add would keep what it adds for backward, which does not read it (torch 2.13)."""
 
     def forward(self, rows: Tensor, results: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
-        return torch.zeros_like(rows).scatter_add(0, tokens[:, None].expand_as(results), results * weights)
+        return torch.zeros_like(rows).scatter_add(0, tokens[:, None].expand_as(results), (results.float() * weights).to(rows.dtype))
 
 
 class Gated(Activation):
