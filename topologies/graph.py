@@ -87,7 +87,7 @@ class Topology:
 
     @property
     def repeated(self) -> bool:
-        """Every node is built and joined as the others, so that ranks may be folded; some may be slow."""
+        """Every node is built and joined as the others; some may be slow."""
         c = self.cluster
         return len(c.runs) == 1 and not (c.special or c.fabric.failed)
 
@@ -98,8 +98,12 @@ class Topology:
 
     @property
     def even(self) -> bool:
-        """All devices of a node reach each other over the same kind of path at the same rate, either way (NVSwitch; not two sockets of PCIe)."""
-        first, *others = self.first_ranks()
+        """Is the first node (`even_on`)?"""
+        return self.even_on(0)
+
+    def even_on(self, node: int) -> bool:
+        """All devices of the node reach each other over the same kind of path at the same rate, either way (NVSwitch; not two sockets of PCIe)."""
+        first, *others = self.ranks_of(node)
         paths = [self.path(*pair) for other in others for pair in ((first, other), (other, first))]
         return len({(path.kind, path.rate) for path in paths}) <= 1
 
@@ -155,6 +159,19 @@ class Topology:
     def first_ranks(self) -> range:
         """Ranks of the first node."""
         return self.on_node(0)
+
+    def ranks_of(self, node: int) -> range:
+        """Ranks of a node."""
+        if self.cluster.scatter:
+            return range(node, self.gpus, self.nodes)
+        at = bisect_right(self._nodes, node)
+        run = self.cluster.runs[at]
+        first = self._ends[at] - (self._nodes[at] - node) * run.ranks
+        return range(first, first + run.ranks)
+
+    def node_kind(self, node: int) -> int:
+        """The same number for nodes that are built and joined alike."""
+        return id(self._sites[node])
 
     def machine(self, node: int) -> Machine:
         """The node's description, edits applied."""

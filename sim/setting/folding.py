@@ -20,25 +20,29 @@ from topologies.graph import Topology
 def places_of(mesh: Mesh, topology: Topology) -> Places | None:
     """Where the ranks of a mesh sit; None: each must be simulated.
 
-    Nodes must be equal, but for ranks that are slow, which are kinds of their own. Where the devices of a node are joined unevenly (PCIe below two sockets, DGX-1), groups of two mesh axes meet on
+    Ranks of unequal nodes (other machines, a broken one) and slow ranks are kinds of their own. Where the devices of a node are joined unevenly (PCIe below two sockets, DGX-1), groups of two mesh axes meet on
     links that differ from place to place: then ranks are equal only to those in the same place of another node. Where such groups leave the
     node, what joins its devices to the NICs counts too: some may share one that others have to themselves, or sit below another socket.
     """
     axes = sum(size > 1 for size in (*mesh.sizes.values(), mesh.ep))
-    even = axes < 2 or topology.even
     one = topology.nodes_of(mesh.world) == 1
     far = axes > 1 and not one
-    if not topology.repeated or (one and not even):
+    firsts = _firsts(topology, mesh.world)
+    every_even = all(topology.even_on(node) for node in set(firsts))
+    even = axes < 2 or every_even
+    if (one and not even) or not (topology.repeated or _comparable(topology)):
         return None
-    uneven = topology.kind == "cuda" and not topology.even
+    uneven = topology.kind == "cuda" and not every_even
     cut = not one and _cuts(mesh, topology.ranks_per_node)
     below = [pod for pod in pods_of(topology) if pod < mesh.world]
     alike_below = one or (regular(mesh, topology) and not any(_cuts(mesh, pod) or inner_cuts(mesh, pod) for pod in below))
     spans = _spans(mesh, topology, uneven) if cut else [0] * mesh.world
 
-    def kind(rank: int) -> tuple[int, int, float]:
-        place = topology.local(rank)
-        return spans[rank], place if uneven else _profiles(topology, topology.ranks_per_node, far)[place], topology.speed(rank)
+    def kind(rank: int) -> tuple[int, int, int, float]:
+        node, place = topology.place(rank)
+        first = firsts[node]
+        at = place if uneven else _profiles(topology, first, topology.ranks_per_node, far)[place]
+        return spans[rank], first, at, topology.speed(rank)
 
     return Places(
         topology.symmetric and even and not cut and alike_below and _aligned(mesh, topology, far),
@@ -52,6 +56,19 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
         not topology.symmetric,
         crossing_of(mesh, topology),
     )
+
+
+def _firsts(topology: Topology, world: int) -> list[int]:
+    """Of each node with a rank the first one that is built and joined like it."""
+    found: dict[int, int] = {}
+    return [found.setdefault(topology.node_kind(node), node) for node in range(topology.nodes_of(world))]
+
+
+def _comparable(topology: Topology) -> bool:
+    """May ranks of unequal nodes be told apart by their nodes alone? Where as many sit on each, one after the other, and none lacks rate between nodes."""
+    cluster = topology.cluster
+    same = len({run.ranks for run in cluster.runs}) == 1
+    return same and not (cluster.scatter or cluster.fabric.failed or topology.narrow)
 
 
 def _cuts(mesh: Mesh, size: int) -> bool:
@@ -116,10 +133,10 @@ def _links(topology: Topology, rank: int, far: bool) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _profiles(topology: Topology, taken: int, far: bool) -> tuple[int, ...]:
-    """Of each of the first places of a node a number, the same where its links (`_links`) have the same rates and as many users; `taken`: with a
+def _profiles(topology: Topology, node: int, taken: int, far: bool) -> tuple[int, ...]:
+    """Of each of the first places of a `node` a number, the same where its links (`_links`) have the same rates and as many users; `taken`: with a
     rank."""
-    ways = [_links(topology, rank, far) for rank in topology.first_ranks()[:taken]]
+    ways = [_links(topology, rank, far) for rank in topology.ranks_of(node)[:taken]]
     users = Counter(link for way in ways for link in dict.fromkeys(way))
     kinds = [tuple((users[link], topology.rates[link]) for link in way) for way in ways]
     return tuple(kinds.index(kind) for kind in kinds)
@@ -136,7 +153,7 @@ def _blocks(topology: Topology, far: bool) -> tuple[int, ...]:
     for users in sharing.values():
         if users[0] % len(users) or users[-1] - users[0] != len(users) - 1:
             return ()
-    plain = not topology.cluster.scatter and len(set(_profiles(topology, len(ranks), far))) == 1
+    plain = not topology.cluster.scatter and len(set(_profiles(topology, 0, len(ranks), far))) == 1
     return tuple({len(ranks): None, **{len(users): None for users in sharing.values()}}) if plain else ()
 
 
@@ -144,7 +161,7 @@ def _aligned(mesh: Mesh, topology: Topology, far: bool) -> bool:
     """Does each block hold as many ranks of the same stages as every other with one of them?"""
     stages, inner, size = mesh.size("pp"), 1, topology.ranks_per_node
     if stages == 1 and (mesh.world == topology.gpus or (not topology.cluster.scatter and (mesh.world % size == 0 or mesh.world < size))):
-        return len(set(_profiles(topology, min(mesh.world, size), far))) == 1
+        return len(set(_profiles(topology, 0, min(mesh.world, size), far))) == 1
     for axis in reversed(mesh.order):
         if axis == "pp":
             break

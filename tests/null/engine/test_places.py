@@ -257,3 +257,36 @@ def test_a_slow_rank_is_a_kind_of_its_own_among_equal_ones(slow: str) -> None:
         len(set(representatives(_by_stage(mesh, ("tp", "dp_shard")), places_of(mesh, load_topology("256x dgx-h100", (slow,))) or False)))
         < 256
     )
+
+
+@pytest.mark.parametrize(
+    ("on", "edits", "split", "simulated"),
+    [
+        ("2x dgx-h100 + 2x dgx-a100", (), {"dp_shard": 32, "zero": 1}, 2),
+        ("3x dgx-a100 + 1x dgx-h100", (), {"tp": 4, "pp": 2, "dp_shard": 4}, 4),
+        ("2x dgx-h100 + 2x rtx-4090-x8", (), {"dp_shard": 8, "dp_replicate": 4, "zero": 3}, 16),
+        ("4x dgx-h100", ("fail=nic:n0/nic1",), {"tp": 2, "dp_shard": 16, "zero": 1}, 12),
+    ],
+    ids=str,
+)
+def test_ranks_of_unequal_nodes_are_kinds_of_their_own(on: str, edits: tuple[str, ...], split: dict[str, Any], simulated: int) -> None:
+    """Each was simulated: two hundred seconds for 16 nodes of two machines."""
+    ranks = split.get("dp_shard", 1) * split.get("dp_replicate", 1)
+    plan = {"model": MODEL, "seq_len": 512, "framework": "megatron-core", "parallel": split, "batch": {"global": 4 * ranks, "micro": 1}}
+    setting = bind(plan, on, edits)
+    program, pricer = lower(setting.plan, setting.network, setting.framework, "cuda", 3), pricer_for(setting)
+    folded, whole = (metrics.step_times(simulate(program, pricer, fold and setting.places, detail=False)) for fold in (True, False))
+    assert folded == pytest.approx(whole, rel=1e-9)
+    assert len(set(representatives(program, setting.places))) == simulated
+
+
+@pytest.mark.parametrize(
+    ("on", "edits"),
+    [
+        ("2x dgx-h100:4 + 2x dgx-a100", ()),
+        ("64x dgx-h100 + 64x dgx-a100", ("oversubscription=2",)),
+        ("2x dgx-h100 + 2x dgx-a100", ("order=scatter",)),
+    ],
+)
+def test_nodes_of_other_sizes_or_with_few_cables_are_not_folded(on: str, edits: tuple[str, ...]) -> None:
+    assert places_of(Mesh({"dp_shard": 16}), load_topology(on, edits)) is None
