@@ -26,6 +26,7 @@ def doubts(setting: Setting, report: MemoryReport) -> list[str]:
         *_idle_nodes(setting),
         *_astride(setting),
         *_whole_shards(setting),
+        *_unmixed(setting),
         *_captured(setting),
         *_for_nothing(setting),
         *_full(setting, report),
@@ -72,6 +73,17 @@ def _whole_shards(setting: Setting) -> Iterator[str]:
         yield (
             f"dp_shard = {p.dp_shard} splits nothing: zero is 0 unless {plan.framework_name} is told otherwise, so that each rank keeps the whole "
             "model (DDP). zero = 3 splits all (FSDP), zero = 1 the optimizer; zero = 0, or dp_replicate, says that DDP is meant"
+        )
+
+
+def _unmixed(setting: Setting) -> Iterator[str]:
+    """torchtitan's maybe_enable_amp: FSDP casts, or autocast where nothing is split."""
+    plan, precision = setting.plan, setting.framework.precision
+    split = [name for name in ("tp", "pp") if getattr(plan.parallel, name) > 1]
+    if precision.autocast_alone and precision.master and split and sharding_of(plan, setting.framework)[0] == 0:
+        yield (
+            f"precision = {plan.precision}: {plan.framework_name} has mixed precision by FSDP, or by autocast where nothing is split, and with "
+            f"{' and '.join(split)} alone computes in fp32. The prediction is of {plan.precision} beside fp32 copies; dp_shard > 1 makes it so"
         )
 
 

@@ -153,6 +153,15 @@ def test_shards_of_who_splits_nothing_are_doubted() -> None:
     assert not doubted(parallel=split, framework="torchtitan") and not doubted(parallel={"dp_replicate": 8})
 
 
+def test_torchtitan_without_fsdp_computes_in_fp32_where_something_is_split() -> None:
+    def doubted(parallel: dict[str, Any], framework: str = "torchtitan") -> bool:
+        plan = load_plan(BASE | {"parallel": parallel, "framework": framework, "precision": "bf16"})
+        return any("computes in fp32" in text for text in predict_setting(bind(plan, "dgx-h100"), detail=False).warnings)
+
+    assert doubted({"tp": 2}) and not doubted({"tp": 2}, "pytorch")
+    assert not any(map(doubted, ({}, {"dp_replicate": 2}, {"tp": 2, "dp_shard": 2}, {"tp": 2, "cp": 2})))
+
+
 def test_a_dense_models_gradients_are_not_summed_over_experts() -> None:
     tree = BASE | {"framework": "tf1-horovod", "parallel": {"dp_replicate": 4}}
     plan = load_plan(tree, ("parallel.ep=2",))

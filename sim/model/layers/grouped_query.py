@@ -101,7 +101,8 @@ def grouped_query(
     if qk_norm:
         for name, count in (("q", local.q), ("k", local.kv)):
             rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
-            parts.append(norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e))
+            part = norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e)
+            parts.append(replace(part, whole=() if qk_whole else part.whole))  # of all heads: split as they are
     if turned:
         parts.append(rope(share, local.q + local.kv, turned, scaled=rope_scaled, passed=d - turned))
     copies, local = _repeated(share, local)
