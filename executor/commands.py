@@ -93,6 +93,8 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
         desk.show({"calibration": str(out), "entries": found.entries}, as_json, "probe")
         if found.missing:
             desk.say(f"not measured: {found.missing}")
+        if found.crowded:
+            desk.say(f"note: {found.crowded}")
 
     @app.command()
     def here(

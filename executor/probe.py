@@ -20,6 +20,7 @@ import msgspec
 from executor.ranks.environment import place
 from executor.ranks.launch import Interrupted, launch
 from executor.ranks.world import World, set_precision
+from executor.usage import taken_by_others
 from sim.cost.calibration import SHAPES, Calibration, Sample, save_calibration
 from sim.files.runs import refuse_unwritable, write_atomic
 from topologies.errors import BadInput, RunFailed
@@ -101,12 +102,13 @@ def comm_probe(ranks: int, quick: bool = False) -> Calibration:
 def _probe(ranks: int, request: Request) -> Calibration:
     if ranks > RANKS and place() is None:
         raise BadInput(f"{ranks} ranks are more than the {RANKS} that one machine takes: probe with as many as will train here")
-    begin = time.monotonic()
+    begin, before = time.monotonic(), taken_by_others()
     with tempfile.TemporaryDirectory(prefix="steptwin-probe-") as folder:
         try:
             found = launch("executor.probe:measure", request, ranks, Path(folder), Measured)
         except RunFailed as error:
             found = [_left(Path(folder) / _LEFT, error)]
+    seconds = time.monotonic() - begin
     return Calibration(
         device="cuda" if found[0].device == "cuda" else "cpu",
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -114,7 +116,8 @@ def _probe(ranks: int, request: Request) -> Calibration:
         cores=cores(),
         ranks=ranks,
         threads=found[0].threads,
-        seconds=time.monotonic() - begin,
+        seconds=seconds,
+        others=max(0.0, taken_by_others() - before) / (seconds * cores()),
         versions=found[0].versions,
         quick=request.quick,
         missing=found[0].missing,

@@ -81,6 +81,8 @@ def calibrated(ranks: int, path: Path, say: Say, quick: bool = False) -> Calibra
                     say(
                         f"calibration {path} was made with --quick, which leaves more noise in it; steptwin probe without it makes a better one"
                     )
+                if found.crowded:
+                    say(f"calibration {path}: {found.crowded}")
                 return _whole(found, path, say)
             if found.ranks == ranks:
                 say(f"calibration {path} {why}; probing again")
@@ -90,6 +92,8 @@ def calibrated(ranks: int, path: Path, say: Say, quick: bool = False) -> Calibra
     say(
         f"probed {found.entries} points in {time.monotonic() - begun:.0f} s -> {path}{f'. Missing: {found.missing}' if found.missing else ''}"
     )
+    if found.crowded:
+        say(f"note: {found.crowded}")
     return found
 
 

@@ -5,6 +5,7 @@ The samples stand in the run's folder as `usage.json`; without psutil there are 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -60,6 +61,24 @@ def watched(folder: Path, period: float = PERIOD) -> Iterator[Usage]:
     finally:
         with suppress(OSError):  # a full disk must not hide why the run ended
             write_atomic(folder / "usage.json", msgspec.json.encode(usage))
+
+
+def taken_by_others() -> float:
+    """Processor seconds that this process's cores have spent so far on programs other than it and its children that ended; 0.0 without psutil."""
+    try:
+        import psutil
+    except ImportError:
+        return 0.0
+    every = psutil.cpu_times(percpu=True)
+    own = [every[core] for core in cores_of_process() if core < len(every)]
+    guests = ("guest", "guest_nice")  # counted as user and nice, too
+    still = sum(getattr(core, name, 0.0) for core in own for name in ("idle", "iowait", *guests))
+    return sum(map(sum, own)) - still - sum(os.times()[:4])
+
+
+def cores_of_process() -> list[int]:
+    """Numbers of the cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def _watch(usage: Usage, stop: threading.Event) -> None:

@@ -45,6 +45,10 @@ SHAPES: dict[str, tuple[str, ...]] = {
 the mean draw over the board's limit, one of `product` or `pass` the seconds of such a kernel there, at whatever clock the limit leaves."""
 
 
+_ALONE = 0.1
+"""Share of the cores' time up to which others count for nothing: a system's own threads take a percent or two."""
+
+
 class Sample(msgspec.Struct, frozen=True):
     """One measured point."""
 
@@ -79,11 +83,20 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     loaded: bool = False
     """On a GPU, as older probes did: kernels were timed behind work of a training step's kind, at the clock that it leaves. False: at the boost
     clock, of which a step's draw leaves what follows from the table of power (`sim.cost.power`), or without that table the catalog's share."""
+    others: float = 0.0
+    """Share of the cores' time that other programs took meanwhile."""
     missing: str = ""
     """What could not be measured, and why: tables of a GPU that lack points."""
     lacking: tuple[str, ...] = ()
     """Tables of a GPU that are worth another try: not reached, or failed once."""
     tables: dict[str, tuple[Sample, ...]] = {}
+
+    @property
+    def crowded(self) -> str:
+        """What to say of a machine that was not left alone; "" where it was."""
+        if self.others < _ALONE:
+            return ""
+        return f"other programs took {self.others:.0%} of the cores while it was measured, and its times are longer for that. Probe again when they are done"
 
     @property
     def entries(self) -> int:
@@ -132,6 +145,7 @@ def show_calibration(calibration: Calibration) -> str:
         ),
         *([f"lacking = {msgspec.json.encode(c.lacking).decode()}"] if c.lacking else []),
         f"seconds = {c.seconds:.1f}",
+        f"others = {c.others:.3f}",
         f"quick = {str(c.quick).lower()}",
         f"loaded = {str(c.loaded).lower()}",
         "",

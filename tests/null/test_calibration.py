@@ -85,6 +85,13 @@ def test_damaged_files_are_refused(change: object, words: str, tmp_path: Path) -
         load_calibration(path)
 
 
+def test_a_probe_beside_other_work_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.toml"
+    save_calibration(msgspec.structs.replace(_calibration(), others=0.482), path)
+    assert "other programs took 48% of the cores" in load_calibration(path).crowded
+    assert not msgspec.structs.replace(_calibration(), others=0.03).crowded
+
+
 def test_missing_file_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="steptwin probe"):
         load_calibration(tmp_path / "none.toml")
