@@ -148,6 +148,11 @@ def still(part: Part) -> Part:
     return msgspec.structs.replace(part, frozen=True, detached=True, backward=(), wgrad=(), saved=0)
 
 
+def everywhere(part: Part) -> Part:
+    """Its parameters are whole on each rank of tp (`Part.whole`)."""
+    return msgspec.structs.replace(part, whole=part.tensors)
+
+
 class Block(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The unit of pipelining, FSDP and recomputation."""
 

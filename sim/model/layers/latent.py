@@ -10,7 +10,7 @@ from sim.model.layers.heads import Heads, split_heads
 from sim.model.layers.linear import casts, linear
 from sim.model.layers.norm import before, norm
 from sim.model.layers.rotary import rope
-from sim.model.parts import Part, Seam
+from sim.model.parts import Part, Seam, everywhere
 from sim.model.share import Share
 from sim.model.specs.decoder import Mla
 
@@ -55,7 +55,7 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
 
 def _bottleneck(share: Share, part: Part) -> Part:
     """What is whole on each rank of tp, and sees its rows of the tokens, or all of them."""
-    return replace(part, whole=() if share.gathers_once else part.tensors)
+    return replace(part, whole=()) if share.gathers_once else everywhere(part)
 
 
 def _join_heads(share: Share, local: Heads, mla: Mla) -> Part:

@@ -19,7 +19,7 @@ from sim.model.layers.linear import linear, scaled_before
 from sim.model.layers.mlp import mlp
 from sim.model.layers.router import apart as frozen_correction
 from sim.model.layers.router import correction, router, spelled_out
-from sim.model.parts import Part, Seam
+from sim.model.parts import Part, Seam, everywhere
 from sim.model.share import Share
 from sim.model.specs.decoder import Moe
 from sim.routing import different
@@ -51,7 +51,7 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     if spec.correction and frozen_correction(share):
         parts.append(correction(spec))
     if spec.latent:
-        parts.append(_whole(linear(share, "moe.latent_down", hidden, width, rows=rows)))
+        parts.append(everywhere(linear(share, "moe.latent_down", hidden, width, rows=rows)))
     parts.append(_permute(share, *permuted))
     exchanged = (
         round((rows if late else tokens) * _copies(share, spec) * (share.shape.capacity or 1.0) * width * share.e)
@@ -68,17 +68,12 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     parts += _combined(share, down, routed, width) if late else [down]
     parts.append(_unpermute(share, *permuted))
     if spec.latent:
-        parts.append(_whole(linear(share, "moe.latent_up", width, hidden, rows=rows)))
+        parts.append(everywhere(linear(share, "moe.latent_up", width, hidden, rows=rows)))
     if spec.shared:
         first, *others = mlp(share, hidden, spec.shared, kind, fused=fused, prefix="moe.shared", local=once)
         parts += [_read_twice(share, first, rows * hidden), *others]
         parts.append(_merge(share, rows, hidden, spec.shared_gate))
     return [*parts, _over_tp("moe.output.scatter", "tp.reduce", rows * hidden * share.e)] if once else parts
-
-
-def _whole(part: Part) -> Part:
-    """Its parameters are whole on each rank of tp."""
-    return replace(part, whole=part.tensors)
 
 
 def _gathers_rows(share: Share) -> bool:

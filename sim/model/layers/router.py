@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import linear
-from sim.model.parts import Part
+from sim.model.parts import Part, everywhere
 from sim.model.share import Share
 from sim.model.specs.decoder import Moe
 from sim.work import MemoryBound, Work
@@ -29,8 +29,7 @@ def router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
     part = linear(share, "moe.router", hidden, spec.experts, rows=rows, bias=spec.router_bias, low=False, stream=True, modules=3)
     join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # gradients of router and experts meet
     return replace(
-        part,
-        whole=part.tensors,
+        everywhere(part),
         tensors=part.tensors + (spec.experts,) * (spec.correction and not apart(share)),
         forward=(*part.forward, soft, top, *small),
         backward=(*small_grad, soft_grad, *part.backward, join),
