@@ -78,6 +78,8 @@ class TensorParallel(Habits, frozen=True, kw_only=True):
     gradient travels by itself."""
     overlap: bool = False
     """Collectives beside the products that they feed, chunk by chunk (TransformerEngine's userbuffers)."""
+    copies_one: bool = False
+    """dtensor: what is gathered of one sequence is copied too, though its pieces are in place (torch before 2.10, all_gather_tensor)."""
     reads: Literal["each", "first"] = "each"
     """Whose loaders read a batch, which all of a group need. first: those of its first rank, which broadcasts it from its device."""
 

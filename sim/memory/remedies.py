@@ -36,11 +36,15 @@ def said(plan: Plan, framework: Framework) -> Plan:
     return msgspec.structs.replace(plan, parallel=msgspec.structs.replace(p, zero=zero_of(plan, framework)))
 
 
-def changes(plan: Plan, most: int = 3) -> list[Change]:
-    """Sharding (up to ZeRO level `most`: what the framework takes), selective recomputation (of attention's core, by operator),
-    smaller micro-batches, full recomputation, offloading; then all that a rank can do together; at last more ranks."""
-    found = [*_sharded(plan, most), *_recomputed(plan, "selective"), *_by_operator(plan), *_smaller(plan), *_recomputed(plan, "full")]
+def changes(plan: Plan, most: int = 3, operators: bool = True) -> list[Change]:
+    """Sharding (up to ZeRO level `most`: what the framework takes), selective recomputation (of attention's core, by operator where the framework has
+    it), smaller micro-batches, two of these; full recomputation, offloading; then all that a rank can do together; at last more ranks."""
+    by_operator = _by_operator if operators else lambda _: []
+    found = [*_sharded(plan, most), *_recomputed(plan, "selective"), *by_operator(plan), *_smaller(plan)]
     sharded = _sharded(plan, most)[-1:]
+    found += [_and(one, less) for one in sharded for less in (*_smaller(one.plan), *by_operator(one.plan))]
+    found += [_and(_and(one, again), less) for one in sharded for again in by_operator(one.plan) for less in _smaller(again.plan)[-1:]]
+    found += _recomputed(plan, "full")
     found += [_and(one, again) for one in sharded for again in _recomputed(one.plan, "full")]
     if plan.memory.offload == "none":
         found.append(_offloaded(plan))
@@ -58,16 +62,18 @@ def _and(first: Change, then: Change) -> Change:
 
 
 def _sharded(plan: Plan, most: int) -> list[Change]:
-    """Higher levels of ZeRO, or sharding in place of copies."""
+    """Higher levels of ZeRO, and sharding in place of copies."""
     p, replace = plan.parallel, msgspec.structs.replace
+    level, found = p.zero or 0, list[Change]()
     if p.dp_shard * p.cp > 1:  # ranks that share sequences shard, too
-        levels = range((p.zero or 0) + 1, most + 1)
-        return [Change(f"parallel.zero = {level}", replace(plan, parallel=replace(p, zero=level))) for level in levels]
-    if p.dp_replicate == 1:
-        return []
-    words = f"parallel.dp_shard = {p.dp_replicate}, dp_replicate = 1"
-    whole = replace(p, dp_shard=p.dp_replicate, dp_replicate=1)
-    return [Change(f"{words}, zero = {level}", replace(plan, parallel=replace(whole, zero=level))) for level in range(1, most + 1)]
+        found += [Change(f"parallel.zero = {to}", replace(plan, parallel=replace(p, zero=to))) for to in range(level + 1, most + 1)]
+    if p.dp_replicate > 1:
+        whole = replace(p, dp_shard=p.dp_shard * p.dp_replicate, dp_replicate=1)
+        words = f"parallel.dp_shard = {whole.dp_shard}, parallel.dp_replicate = 1"
+        for to in range(max(1, level), most + 1):
+            also = f", parallel.zero = {to}" if to != p.zero else ""
+            found.append(Change(words + also, replace(plan, parallel=replace(whole, zero=to))))
+    return found
 
 
 def _recomputed(plan: Plan, how: str) -> list[Change]:
@@ -83,7 +89,7 @@ def _by_operator(plan: Plan) -> list[Change]:
     if m.recompute == "full" or m.recompute_modules or plan.task == "forward":
         return []
     again = _with_memory(plan, recompute="selective", recompute_layers=0, recompute_modules=("op",))
-    return [Change('memory.recompute = "selective" with recompute_modules = ["op"]', again)]
+    return [Change('memory.recompute = "selective", memory.recompute_modules = ["op"]', again)]
 
 
 def _offloaded(plan: Plan) -> Change:
@@ -121,8 +127,10 @@ def _more_ranks(thrifty: Change, most: int) -> list[Change]:
     for times in (2, 4, 8, 16, 32, 64):
         parallel = replace(p, dp_shard=p.dp_shard * times, zero=most)
         batch = replace(plan.batch, global_=plan.global_batch * times)
-        words = f"{plan.world * times} GPUs with parallel.dp_shard = {parallel.dp_shard}" + (f", zero = {most}" if p.zero != most else "")
-        found.append(_and(thrifty, Change(words, replace(plan, parallel=parallel, batch=batch))))
+        words = f"{plan.world * times} GPUs with parallel.dp_shard = {parallel.dp_shard}, batch.global = {round(plan.global_batch * times * thrifty.scale)}"
+        words += f", parallel.zero = {most}" if p.zero != most else ""
+        rest = thrifty._replace(text=thrifty.text.replace(f"parallel.dp_shard = {p.dp_shard}, ", ""))
+        found.append(_and(rest, Change(words, replace(plan, parallel=parallel, batch=batch))))
     return found
 
 
@@ -133,7 +141,7 @@ def of_sequences(plan: Plan, most: int = 3) -> list[Change]:
     for times in (2, 4, 8, 16, 32, 64):
         shard = p.dp_shard // math.gcd(p.dp_shard, times)
         split = replace(plan, parallel=replace(p, cp=p.cp * times, dp_shard=shard))
-        words = f"parallel.cp = {p.cp * times}" + (f", dp_shard = {shard}" if shard != p.dp_shard else "")
+        words = f"parallel.cp = {p.cp * times}" + (f", parallel.dp_shard = {shard}" if shard != p.dp_shard else "")
         found.append(Change(words if split.world == plan.world else f"{split.world} GPUs with {words}", split))
         for ways in (_sharded(split, most)[-1:], _recomputed(split, "full")):
             found += [_and(found[-1], way._replace(plan=_merged(found[-1].plan, way.plan, split))) for way in ways]

@@ -220,7 +220,8 @@ def _remedies(plan: Plan, network: Network, framework: Framework, devices: Devic
     from sim.memory.remedies import changes, most_sharded, said  # most plans fit, and start sooner without
 
     found: list[str] = []
-    for text, changed, scale in changes(said(plan, framework), most_sharded(plan, network, framework)):
+    operators = framework.tensor_parallel.style == "dtensor"  # torch's selective checkpoints; others recompute modules and layers
+    for text, changed, scale in changes(said(plan, framework), most_sharded(plan, network, framework), operators):
         if isinstance(_of_stage(devices, 0), Cpu) and (changed.world > plan.world or changed.memory.offload != plan.memory.offload):
             continue  # nothing is gained in memory that all ranks share
         report = _fullest(changed, network, framework, devices, scale)

@@ -159,7 +159,10 @@ def _explained(desk: Desk, explained: Explanation) -> None:
     path = [{"class": name, "time_s": spent, "share": spent / explained.step_time_s} for name, spent in explained.path[:SHOWN]]
     desk.show({"rows": path}, False, "critical path")
     changes = [{"change": " ".join(c["overrides"]), "step_time_s": c["step_time_s"], "gain": c["gain"]} for c in found["changes"]]
-    desk.show({"rows": changes} if changes else {"changes of plan": "none gains a thousandth of the step"}, False, "changes")
+    none = (
+        "none gains a thousandth of the step" if found["fits"] else "none makes it fit alone; `steptwin predict` names what does together"
+    )
+    desk.show({"rows": changes} if changes else {"changes of plan": none}, False, "changes")
 
 
 def _reliability(mtbf_gpu: str, mtbf_node: str, restart: str, repair: str, spares: int | None) -> Reliability:

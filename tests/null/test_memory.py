@@ -180,8 +180,8 @@ def test_a_sequence_that_is_too_long_for_a_rank_is_shared() -> None:
     assert missing is not None and missing.remedies
     first = missing.remedies[0]
     assert first.startswith("parallel.cp = ") and "GPUs" not in first
-    assert any(text.startswith("16 GPUs with parallel.cp = 16, dp_shard = 1 (") for text in missing.remedies)
-    ways = tuple(f"parallel.{way.strip()}" for way in first.removeprefix("parallel.").partition("(")[0].split(","))
+    assert any(text.startswith("16 GPUs with parallel.cp = 16, parallel.dp_shard = 1 (") for text in missing.remedies)
+    ways = tuple(way.strip() for way in first.partition("(")[0].split(","))
     report, still = figures_of_memory(bind(load_plan(plan, ways), "2x dgx-h100"))
     assert still is None and first.endswith(f"({show_size(report.peak)})")
 
@@ -233,7 +233,7 @@ def test_changes_leave_the_rest_of_the_plan_alone() -> None:
         assert change.plan.microbatches * change.scale == plan.microbatches
     texts = [change.text for change in changes(plan)]
     assert len(texts) == len(set(texts))
-    assert texts[:3] == [f"parallel.dp_shard = 4, dp_replicate = 1, zero = {level}" for level in (1, 2, 3)], (
+    assert texts[:3] == [f"parallel.dp_shard = 4, parallel.dp_replicate = 1, parallel.zero = {level}" for level in (1, 2, 3)], (
         "what costs least time comes first"
     )
 
@@ -334,6 +334,26 @@ def test_devices_keep_no_state_of_an_optimizer_that_runs_on_a_host(update: dict[
     before, after = (memory_of(s.plan, s.network, s.framework) for s in (own, served))
     assert before.optimizer == 8 * own.network.parameters and after.optimizer == 0
     assert (after.parameters, after.gradients) == (before.parameters, before.gradients)
+
+
+def test_copies_become_shards_before_anything_is_offloaded_or_added() -> None:
+    """Also where some share already: four copies over 32 GPUs were told to offload, or to take 128."""
+    tree: dict[str, Any] = {"model": "llama3-70b", "seq_len": 8192, "framework": "torchtitan", "batch": {"global": 32, "micro": 1}}
+    missing = figures_of_memory(bind(tree | {"parallel": {"dp_replicate": 4, "dp_shard": 8, "zero": 3}}, "4x dgx-h100"))[1]
+    assert missing is not None and missing.remedies
+    first, _, more = missing.remedies
+    assert first.startswith('parallel.dp_shard = 32, parallel.dp_replicate = 1 and memory.recompute = "full" (')
+    assert " 64 GPUs with parallel.dp_shard = 64, batch.global = 64 (" in more and more.count("dp_shard") == 1
+    followed = tree | {"parallel": {"dp_shard": 32, "zero": 3}, "memory": {"recompute": "full"}}
+    report, none = figures_of_memory(bind(followed, "4x dgx-h100"))
+    assert none is None and first.endswith(f"({show_size(report.peak)})")
+
+
+def test_sharding_goes_with_smaller_micro_batches_before_all_is_recomputed() -> None:
+    tree: dict[str, Any] = {"model": "llama3-8b", "seq_len": 8192, "framework": "deepspeed", "batch": {"global": 16, "micro": 2}}
+    missing = figures_of_memory(bind(tree | {"parallel": {"dp_replicate": 8, "zero": 1}}, "dgx-h100"))[1]
+    assert missing is not None and missing.remedies
+    assert missing.remedies[0].startswith("parallel.dp_shard = 8, parallel.dp_replicate = 1, parallel.zero = 3 and batch.micro = 1 (")
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,8 @@ def _gather(job: Job, id: str, size: float, kernels: list[Op]) -> list[Op]:
     if _overlaps(job, kernels):
         return _beside(job, id, "all_gather", size, _pieces(job, kernels), RING)
     # One sequence's pieces are in place (torch 2.13, _utils.py: _maybe_view_chunk_cat).
-    copies = _side_by_side(job, id, size, kernels[:1], 0) if job.plan.batch.micro > 1 else []
+    several = job.plan.batch.micro > 1 or job.framework.tensor_parallel.copies_one
+    copies = _side_by_side(job, id, size, kernels[:1], 0) if several else []
     return [_now(job, id, "all_gather", size), *copies, *kernels]
 
 

@@ -87,9 +87,8 @@ def grouped_query(
     `qk_norm` is over each head of queries and keys, or (`qk_whole`) over all of this rank's heads at once; `gated`: the query
     projection is twice as wide, and the sigmoid of its other half scales the core's output. `capped`, `reread`: as in `core`.
     """
-    local = split_heads(share, heads, kv, d)
+    local, seam_bytes = split_heads(share, heads, kv, d), share.over_tp(hidden)
     q, k = local.q * d * (1 + gated), local.kv * d
-    seam_bytes = share.over_tp(hidden)
     views = _split(share, q + 2 * k) if fused else []
     parts = [
         linear(
@@ -102,7 +101,7 @@ def grouped_query(
         for name, count in (("q", local.q), ("k", local.kv)):
             rows, width = (share.rows, count * d) if qk_whole else (share.rows * count, d)
             part = norm(share, f"attn.{name}_norm", rows, width, "rmsnorm", weight=qk_weight, after_residual=False, es=share.e)
-            parts.append(replace(part, whole=() if qk_whole else part.whole))  # of all heads: split as they are
+            parts.append(replace(part, whole=()) if qk_whole else part)  # weights of all heads are split as these are
     if turned:
         parts.append(rope(share, local.q + local.kv, turned, scaled=rope_scaled, passed=d - turned))
     copies, local = _repeated(share, local)

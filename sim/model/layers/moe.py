@@ -15,7 +15,7 @@ from sim.model.check import divisible
 from sim.model.layers.activation import GATED, activation, limited
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.grouped import grouped, sorts_again, weighs_inside
-from sim.model.layers.linear import linear, scaled_before
+from sim.model.layers.linear import casts, linear, scaled_before
 from sim.model.layers.mlp import mlp
 from sim.model.layers.router import apart as frozen_correction
 from sim.model.layers.router import correction, router, spelled_out
@@ -51,7 +51,8 @@ def moe(share: Share, hidden: int, spec: Moe, kind: str, *, fused: bool = True) 
     if spec.correction and frozen_correction(share):
         parts.append(correction(spec))
     if spec.latent:
-        parts.append(everywhere(linear(share, "moe.latent_down", hidden, width, rows=rows)))
+        down = linear(share, "moe.latent_down", hidden, width, rows=rows)  # its input the router or the shared experts keep, too
+        parts.append(everywhere(replace(down, saved=down.saved if casts(share) else 0)))
     parts.append(_permute(share, *permuted))
     exchanged = (
         round((rows if late else tokens) * _copies(share, spec) * (share.shape.capacity or 1.0) * width * share.e)

@@ -106,7 +106,10 @@ def check_modules(modules: tuple[Module, ...], blocks: Iterable[Block]) -> None:
 
 
 def _found(module: Module, block: Block, compiled: bool = False) -> list[Redo]:
-    return _operators(block, compiled) if module == "op" else _FIND[module](block.parts)
+    if module == "op":
+        return _operators(block, compiled)
+    prefix = _INSIDE.get(module)
+    return _inside(block, *prefix) if prefix else _FIND[module](block.parts)
 
 
 def _operators(block: Block, compiled: bool) -> list[Redo]:
@@ -124,8 +127,7 @@ def _operators(block: Block, compiled: bool) -> list[Redo]:
         dropped[at] = part.saved - kept if at == last else max(0, part.saved - kept)
         kept -= part.saved - dropped[at]
         seam: Seam = "" if came or part.seam == "cp.attention" else part.seam
-        again = replace(part, forward=left, seam=seam, reads=part.reads or part.seam_counts > 0)  # the host reads the kept counts once more
-        run += [again] if at < end and (left or seam) else []
+        run += [replace(part, forward=left, seam=seam)] if at < end and (left or seam) else []
     return [Redo(last, tuple(range(end)), dropped, tuple(run))] if run else []
 
 
@@ -188,18 +190,17 @@ def _act(parts: Parts) -> list[Redo]:
     return [] if act is None or down is None else [Redo(down, (act,), {down: parts[down].saved})]
 
 
-def _inside(prefix: str, but: str = "") -> Callable[[Parts], list[Redo]]:
-    """All parts under a prefix, for the last of them; the one that holds the input keeps it."""
-
-    def find(parts: Parts) -> list[Redo]:
-        run = tuple(at for at, part in enumerate(parts) if part.name.startswith(prefix) and part.name != but)
-        if not run:
-            return []
-        shared = _named(parts, "moe.shared.up")
-        holds = run[0] if shared is None or shared not in run else shared
-        return [Redo(run[-1], run, {at: parts[at].saved for at in run if at != holds})]
-
-    return find
+def _inside(block: Block, prefix: str, but: str = "") -> list[Redo]:
+    """All parts under a prefix, for the last of them. Their input is kept by the one that holds it: as this rank has it, where it runs again from what is
+    gathered, and without what else that part keeps."""
+    parts = block.parts
+    run = tuple(at for at, part in enumerate(parts) if part.name.startswith(prefix) and part.name != but)
+    if not run:
+        return []
+    shared = _named(parts, "moe.shared.up")
+    holds = next((at for at in run if parts[at].saved), run[0]) if shared is None or shared not in run else shared
+    dropped = {at: parts[at].saved for at in run if at != holds}
+    return [Redo(run[-1], run, dropped | {holds: max(0, parts[holds].saved - block.saved_input)})]
 
 
 def _named(parts: Parts, name: str) -> int | None:
@@ -211,7 +212,6 @@ _FIND: dict[Module, Callable[[Parts], list[Redo]]] = {
     "layernorm": _norms,
     "mla_up_proj": _latent,
     "moe_act": _act,
-    "mlp": _inside("mlp.", "mlp.residual"),
-    "shared_experts": _inside("moe.shared."),
-    "moe": _inside("moe."),
 }
+_INSIDE: dict[Module, tuple[str, ...]] = {"mlp": ("mlp.", "mlp.residual"), "shared_experts": ("moe.shared.",), "moe": ("moe.",)}
+"""What is before the dot in its parts' names, and the part that is not of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -151,12 +152,14 @@ def _verdict(found: list[Sensitivity], studied: Studied) -> str:
 
 
 def best_changes(setting: Setting, step: float, tries: int = TRIES, say: Say | None = None) -> list[Change]:
-    """The three single changes of plan that gain most, of one key's values the best: only those that can run, fit and gain.
+    """The three single changes of plan that gain most, of one key's values the best: only those that can run, fit and gain; where the plan itself does
+    not fit, whatever they cost.
 
     All of them are put in order by a quick simulation (`sim.planning.sweeps.screen`); the first `tries` are simulated as `predict` does.
     """
     near = _ranked(setting, say) if tries > 0 else []
     progress = Progress(min(tries, len(near)), "changes of plan simulated", say)
+    most = step if fits(setting) else math.inf
     found: dict[tuple[str, ...], Change] = {}
     for overrides, there in near:
         if tries == 0:
@@ -167,7 +170,7 @@ def best_changes(setting: Setting, step: float, tries: int = TRIES, say: Say | N
         tries -= 1
         progress.more()
         kind = tuple(word.partition("=")[0] for word in overrides)
-        best = found[kind].step_time_s if kind in found else step
+        best = found[kind].step_time_s if kind in found else most
         if seconds < best - _LEAST * step:
             found[kind] = Change(overrides, seconds, 1.0 - seconds / step)
     return sorted(found.values(), key=lambda change: change.step_time_s)[:3]
@@ -178,7 +181,7 @@ def _ranked(setting: Setting, say: Say | None) -> list[tuple[tuple[str, ...], Se
     the quick simulation leaves out, comes first of all."""
     near = neighbours(setting.plan)
     progress = Progress(len(near), "changes of plan looked at", say)
-    here = _or_none(screened, setting) or 0.0
+    here = (_or_none(screened, setting) or 0.0) if fits(setting) else math.inf
     found: list[tuple[float, tuple[str, ...], Setting]] = []
     for overrides, plan in near:
         progress.more()

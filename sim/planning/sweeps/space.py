@@ -9,6 +9,7 @@ dotted path of the plan (`memory.recompute=none,full`), or what changes the mach
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -258,17 +259,24 @@ def relaid(base: Plan, overrides: tuple[str, ...]) -> Plan:
 
 
 def _split(base: Plan, overrides: tuple[str, ...], gpus: int) -> Plan:
+    """The plan on so many GPUs: what other axes leave goes to data parallelism, to that of its axes which is not said."""
     one = msgspec.structs.replace(base.parallel, dp_shard=1, dp_replicate=1, ep=1, stages=None)
     # Without data parallelism any global batch divides: the axes alone are read first.
-    axes = tuple(o for o in overrides if not o.startswith(("parallel.ep", "batch.")))
+    axes = tuple(o for o in overrides if not o.startswith(("parallel.ep", "parallel.dp_", "batch.")))
     free = msgspec.structs.replace(base, parallel=one, batch=msgspec.structs.replace(base.batch, micro=1))
     parallel = load_plan(free, (*axes, "parallel.schedule=gpipe", "parallel.virtual_stages=1")).parallel
-    inner = parallel.tp * parallel.pp * parallel.cp
-    if gpus % inner:
-        raise BadInput(f"gpus = {gpus} is no multiple of tp x pp x cp = {inner}")
-    axis = "dp_replicate" if parallel.zero == 0 else "dp_shard"
+    said = {key: int(value) for key, _, value in (o.partition("=") for o in overrides) if key in _DATA and value.isdecimal() and int(value)}
+    inner = math.prod((parallel.tp, parallel.pp, parallel.cp, *said.values()))
+    names = " x ".join(("tp x pp x cp", *(key.partition(".")[2] for key in said)))
+    if gpus % inner or (len(said) == len(_DATA) and gpus != inner):
+        raise BadInput(f"gpus = {gpus} is {'no multiple of' if gpus % inner else 'not'} {names} = {inner}")
+    first, other = _DATA if parallel.zero == 0 else _DATA[::-1]
+    axis = other if first in said else first
     whole = msgspec.structs.replace(base, parallel=msgspec.structs.replace(base.parallel, dp_shard=1, dp_replicate=1))
-    return load_plan(whole, (f"parallel.{axis}={gpus // inner}", *overrides))
+    return load_plan(whole, (f"{axis}={gpus // inner * said.get(axis, 1)}", *overrides))
+
+
+_DATA = ("parallel.dp_replicate", "parallel.dp_shard")
 
 
 def base_tree(plan: Plan) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from sim.files.machinefile import changed_words
 from sim.planning.sweeps.space import edits_of, settings_of
 from topologies.errors import BadInput
 
-VERSION = 4
+VERSION = 5
 _SHOWN = 6
 """Differences that a refusal names."""
 _NOTHING = object()

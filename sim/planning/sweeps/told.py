@@ -79,7 +79,9 @@ def again_by(source: str, overrides: tuple[str, ...], edits: tuple[str, ...], fo
     made, varied = found.plan(found.best), settings_of(found.best.key)
     words = [*overrides, *(word for word in named(found.base, found.best.key)[0].overrides if not word.startswith("gpus="))]
     if "gpus" in varied:
-        words += [f"parallel.{axis}={getattr(made.parallel, axis)}" for axis in ("dp_replicate", "dp_shard")]
+        words += [
+            f"parallel.{axis}={getattr(made.parallel, axis)}" for axis in ("dp_replicate", "dp_shard") if f"parallel.{axis}" not in varied
+        ]
     try:
         same = load_plan(source, tuple(words)) == made
     except BadInput:

@@ -112,3 +112,24 @@ def test_a_module_inside_another_is_an_error() -> None:
 def test_a_plan_file_keeps_them() -> None:
     plan = load_plan("deepseek-v3-2k", ('memory.recompute_modules=["moe_act"]', "memory.recompute=selective"))
     assert plan.memory.modules == ("moe_act",)
+
+
+@pytest.mark.parametrize(
+    ("model", "module", "holds"),
+    [("llama3.2-1b", "mlp", "mlp.up"), ("qwen3-30b-a3b", "moe", "moe.router"), ("deepseek-v2-lite", "moe", "moe.shared.up")],
+)
+@pytest.mark.parametrize("framework", ["torchtitan", "megatron-core"])
+def test_what_runs_again_keeps_its_input_as_the_rank_has_it(framework: str, model: str, module: str, holds: str) -> None:
+    """DTensor's linears keep what was gathered, which a checkpoint gathers again."""
+    plan = {
+        "model": model,
+        "seq_len": 512,
+        "batch": {"global": 4, "micro": 2},
+        "parallel": {"dp_shard": 2, "tp": 4},
+        "framework": framework,
+    }
+    block = dict(bind(plan, "dgx-h100").network.blocks)["L1"]
+    some = redone(block, (module,))  # type: ignore[arg-type]
+    prefix = holds.partition(".")[0] + "."
+    kept = {part.name: part.saved - away for part, away in zip(block.parts, some.dropped, strict=True) if part.name.startswith(prefix)}
+    assert {name: size for name, size in kept.items() if size} == {holds: block.saved_input}

@@ -73,13 +73,13 @@ def test_the_line_peaks_where_the_report_does() -> None:
 
 
 def test_rows_that_travelled_to_experts_and_back_are_kept() -> None:
-    """No all_to_all runs twice; the host reads the counts again."""
+    """No all_to_all runs twice; nor does the host read the counts again: what it got is kept as well."""
     framework = load_framework("torchtitan")
     shape = Shape(micro=1, seq=1024, ep=8)
     block = dict(describe(load_model("qwen3-30b-a3b"), shape, framework).blocks)["L0"]
     (run,) = redone(block, ("op",)).runs.values()
     assert not any(part.seam for part in run)
-    assert [part.name for part in run if part.reads] == ["moe.up"]
+    assert not any(part.reads for part in run)
     alone = dict(describe(load_model("qwen3-30b-a3b"), Shape(micro=1, seq=1024), framework).blocks)["L0"]
     assert kept(block, redone(block, ("op",))) == kept(alone, redone(alone, ("op",))) + 2 * 8 * 2 * 2048
 

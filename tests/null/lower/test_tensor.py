@@ -204,6 +204,10 @@ def test_dtensor_copies_what_travels_of_several_sequences(micro: int, compiled: 
         op for call, op in program(plan, net, framework=DTENSOR.but(compile=compiled)).ops(0) if call.step == 1 and op.id.endswith(".copy")
     ]
     assert len(found) == copies and {(work.read, work.written) for op in found for work in op.works} == {(SIZE, SIZE)}  # type: ignore[union-attr]
+    early = DTENSOR.but(compile=compiled, tensor_parallel={"copies_one": True})
+    assert sum(op.id.endswith(".copy") for call, op in program(plan, net, framework=early).ops(0) if call.step == 1) == (
+        7 if compiled else 8
+    )
     assert not any(op.id.endswith("r.copy") for _, op in program(plan, net).ops(0)), "Megatron's sequences are the first dimension"
 
 

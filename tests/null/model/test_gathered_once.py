@@ -83,6 +83,11 @@ def test_the_router_keeps_no_input_of_its_own_beside_shared_experts() -> None:
     assert parts(MEGATRON, "L10", model="qwen3-30b-a3b")["moe.router"].saved > ROWS // TP * 2048 * 2
 
 
+def test_experts_of_a_narrower_width_keep_the_layers_input_once() -> None:
+    assert parts(MEGATRON, "L1", model="nemotron3-super", tp=1)["moe.latent_down"].saved == 0
+    assert parts(MEGATRON, "L1", model="nemotron3-super", tp=1, precision="mxfp8")["moe.latent_down"].saved > 0
+
+
 def test_keys_are_repeated_for_their_queries_where_the_framework_does_so() -> None:
     """Llama-3: eight of 32 heads. Four times the bytes are written, and kept by the kernel in place of the keys and values."""
     shape = {"model": "llama3-8b", "tp": 1, "sequence_parallel": False}

@@ -54,7 +54,7 @@ def test_copies_are_sharded_as_far_as_the_framework_goes() -> None:
     plan = PLAN | {"model": "llama2-13b", "seq_len": 4096, "parallel": parallel, "framework": "megatron-deepspeed"}
     missing = figures_of_memory(bind(plan, "4x dgx-a100-40gb"))[1]
     assert missing is not None and missing.remedies
-    sharded = 'parallel.dp_shard = 8, dp_replicate = 1, zero = 1 and memory.recompute = "full"'
+    sharded = 'parallel.dp_shard = 8, parallel.dp_replicate = 1, parallel.zero = 1 and memory.recompute = "full"'
     assert missing.remedies[0].startswith(sharded) and not any("zero = 3" in way for way in missing.remedies)
     changed = plan | {"parallel": {"dp_shard": 8, "zero": 1, "pp": 2, "tp": 2}, "memory": {"recompute": "full"}}
     assert figures_of_memory(bind(changed, "4x dgx-a100-40gb"))[1] is None

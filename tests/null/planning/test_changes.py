@@ -184,3 +184,17 @@ def test_ranks_that_share_a_sequence_are_offered_other_ways_to() -> None:
         ("parallel.cp_kind=all_to_all+p2p", "parallel.cp_ulysses=2"),
         ("parallel.cp_kind=all_to_all+p2p", "parallel.cp_ulysses=4"),
     ]
+
+
+def test_changes_of_what_does_not_fit_are_those_that_make_it_fit() -> None:
+    """They are slower than what cannot run, and none was named."""
+    plan = {
+        "model": "llama3-8b",
+        "seq_len": 8192,
+        "framework": "torchtitan",
+        "parallel": {"dp_shard": 8, "zero": 3},
+        "batch": {"micro": 4, "global": 32},
+    }
+    found = explaining.best_changes(bind(plan, "dgx-h100"), 1e-3, tries=2)
+    assert found and all(change.gain < 0 for change in found)
+    assert all(explaining.fits(bind(load_plan(plan, change.overrides), "dgx-h100")) for change in found)

@@ -192,3 +192,18 @@ def test_a_value_with_blanks_is_found_by_its_name() -> None:
     for candidate, plan in candidates(base, space, "dgx-a100"):
         assert isinstance(plan, Plan) and named(base, candidate.key) == (candidate, plan)
         assert settings_of(candidate.key)["comm.bucket"] in space["comm.bucket"]
+
+
+def test_gpus_are_shared_out_over_what_of_data_parallelism_is_not_said() -> None:
+    """Four that share parameters on eight GPUs are two copies: the plan was of four GPUs, and called the best of eight."""
+    base = load_plan({"model": "llama3-8b", "batch": {"micro": 1, "global": 32}, "parallel": {"dp_shard": 8, "zero": 3}})
+
+    def found(space: str) -> list[tuple[int, int] | str]:
+        plans = [plan for _, plan in candidates(base, parse_space(space), "dgx-h100")]
+        return [(plan.parallel.dp_shard, plan.parallel.dp_replicate) if isinstance(plan, Plan) else str(plan) for plan in plans]
+
+    assert found("dp_shard=4,8 gpus=8") == [(4, 2), (8, 1)]
+    assert found("parallel.dp_replicate=1,2 gpus=8") == [(8, 1), (4, 2)]
+    assert found("dp_shard=2 tp=2 gpus=8") == [(2, 2)]
+    assert found("dp_shard=2,4 dp_replicate=2 gpus=8") == ["gpus = 8 is not tp x pp x cp x dp_shard x dp_replicate = 4", (4, 2)]
+    assert found("dp_shard=3 gpus=8") == ["gpus = 8 is no multiple of tp x pp x cp x dp_shard = 3"]
