@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from executor.nvml import driver
 from executor.ranks.environment import place
 from executor.ranks.launch import Interrupted, launch
 from executor.ranks.world import World, set_precision
@@ -217,7 +218,6 @@ def measure(world: World, request: Request) -> Measured:
     """One rank's share: all tables, in the same order as every other rank."""
     import torch
 
-    from executor.nvml import driver
     from executor.players.events import wake
     from executor.probes.bench import Bench
 
