@@ -59,6 +59,7 @@ def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str],
 def unfelt_by_all(found: Sweep, edits: tuple[str, ...]) -> list[str]:
     """A sentence for each what-if, of all machines or a key of the space, that no machine's best plan feels."""
     told: dict[str, str] = {}
+    values: dict[str, dict[str, None]] = {}
     felt: set[str] = set()
     for row in found.by_machine:
         setting = bind(found.plan(row), row.on, (*edits, *row.edits))
@@ -66,10 +67,11 @@ def unfelt_by_all(found: Sweep, edits: tuple[str, ...]) -> list[str]:
             text.partition(" has no effect: ")[0]: text for text in (*untouched(setting), *unfelt(setting.topology, setting.plan.world))
         }
         for edit in setting.topology.cluster.edits:
-            key = edit.partition("=")[0]
+            key, _, value = edit.partition("=")
             felt |= set() if edit in texts else {key}
-            told.setdefault(key, texts.get(edit, ""))
-    return [text for key, text in told.items() if key not in felt]
+            told.setdefault(key, texts.get(edit, "").removeprefix(edit))
+            values.setdefault(key, {})[value] = None
+    return [f"{key}={','.join(values[key])}{text}" for key, text in told.items() if key not in felt]
 
 
 def again_by(source: str, overrides: tuple[str, ...], edits: tuple[str, ...], found: Sweep) -> str:

@@ -167,7 +167,7 @@ def test_what_no_plan_of_a_sweep_feels_is_said(tmp_path: Path) -> None:
         return unfelt_by_all(sweep(PLAN, parse_space(space), ON, tmp_path / f"{len(space)}.sqlite", edits=edits), edits)
 
     assert told("oversubscription=1,8") == [
-        "oversubscription=1 has no effect: all 2 nodes hang on the same leaf switches, of 32 nodes each, below the spines; pod=1 puts them on two"
+        "oversubscription=1,8 has no effect: all 2 nodes hang on the same leaf switches, of 32 nodes each, below the spines; pod=1 puts them on two"
     ]
     assert told("pod=1,32 oversubscription=8") == []  # felt where the nodes are on two leaves
     assert ["disk.read=1 MB/s has no effect: " in text for text in told("micro=2,4", "disk.read=1 MB/s")] == [True]
@@ -180,5 +180,5 @@ def test_a_file_from_before_is_another_sweep_s(tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as database:
         database.execute("UPDATE header SET value = '3' WHERE name = 'version'")
         database.commit()
-    with pytest.raises(BadInput, match=r"another version \(3 there, 4 here\)"):
+    with pytest.raises(BadInput, match=r"another version \(3 there, 5 here\)"):
         sweep(PLAN, parse_space("micro=2"), ON, file)
