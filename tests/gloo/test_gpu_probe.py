@@ -94,7 +94,7 @@ def test_a_table_that_has_failed_is_measured_once_more(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(probing, "launch", launch)
     monkeypatch.setattr(twins, "driver", lambda: "570.1")
-    monkeypatch.setattr("executor.nvml.driver", lambda: "570.1")
+    monkeypatch.setattr(probing, "driver", lambda: "570.1")
     assert calibrated(1, path, said.append).lacking == (BROKEN,)
     found = calibrated(1, path, said.append)
     assert heals[1].tables == (BROKEN,) and [s.name for s in heals[1].known] == ["kernel"], "what other tables leave out is known to it"
