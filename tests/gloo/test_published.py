@@ -68,7 +68,7 @@ def test_here(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_probe(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor.probe.probe", lambda *_, **__: SimpleNamespace(entries=395, missing="gemms: -"))
+    monkeypatch.setattr("executor.probe.probe", lambda *_, **__: SimpleNamespace(entries=395, missing="gemms: -", crowded="beside others"))
     said = call("probe", "--json")
     check("probe", said.out)
-    assert said.json["entries"] == 395 and "not measured: gemms: -" in said.err
+    assert said.json["entries"] == 395 and "not measured: gemms: -" in said.err and "note: beside others" in said.err
