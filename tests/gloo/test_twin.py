@@ -67,10 +67,10 @@ def test_what_pytorch_itself_does_not_train_is_played_alone(probed: Probed, tmp_
 def test_a_quick_calibration_is_said_to_be_one(probed: Probed) -> None:
     said: list[str] = []
     assert calibrated(2, probed.file, said.append).quick
-    (line,) = said
+    (line,) = [one for one in said if "other programs" not in one]  # a machine of many users may say so beside
     assert str(probed.file) in line and "--quick" in line
     said.clear()
-    assert calibrated(2, probed.file, said.append, quick=True).quick and not said
+    assert calibrated(2, probed.file, said.append, quick=True).quick and not any("--quick" in one for one in said)
 
 
 @pytest.mark.timeout(280)
