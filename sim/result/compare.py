@@ -99,9 +99,8 @@ def _unlike(predicted: Trace, measured: Trace) -> Iterator[str]:
     if bool(ours["comm"]) != bool(theirs["comm"]):
         holds = "collectives, and the plan's ranks send nothing" if theirs["comm"] else "no collective, and the plan's ranks send"
         yield f"the trace holds {holds}: is it of a run on as many GPUs, split the same way?"
-    if (
-        measured.meta.get("origin") == "stock"
-    ):  # classes of time on one line, cut at each gap: their number tells no model, and the trace says its plan
+    # Stock's are stretches of time by class, cut at each gap: their number tells no model, and the trace says its plan.
+    if measured.meta.get("origin") == "stock":
         return
     if not any(span.cls in ("moe", "rnn") for span in predicted.spans) and ours["gemm"] and theirs["gemm"]:
         more = theirs["gemm"] / ours["gemm"]
