@@ -1,7 +1,7 @@
 """Measures this machine: the calibration file of `sim.cost.calibration`.
 
 As many ranks measure at once as will train, each with the same threads, so that shared caches, memory bandwidth and
-hyper-threads are in the figures. About a minute on two cores.
+hyper-threads are in the figures. Six to eight minutes on two cores; `quick` takes one.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _host() -> str:
 
 
 def merge(ranks: list[list[tuple[str, Sample]]]) -> dict[str, tuple[Sample, ...]]:
-    """One table per kind: each point the mean of the ranks' medians, the widest of their spreads."""
+    """One table per kind: each point the mean of the ranks' medians, and of those of several moments; the widest of their spreads."""
     points: dict[tuple[str, str, str, tuple[int, ...]], list[Sample]] = {}
     for samples in ranks:
         for kind, s in samples:
@@ -165,9 +165,10 @@ def merge(ranks: list[list[tuple[str, Sample]]]) -> dict[str, tuple[Sample, ...]
     return {kind: tuple(rows) for kind, rows in tables.items() if rows}
 
 
-def _alone(world: World) -> list[Callable[[Bench], None]]:
+def _alone(world: World, quick: bool) -> list[Callable[[Bench], None]]:
     """What a rank measures by itself: kernels of its device, and the host's share."""
     from executor.probes import device, kernels
+    from executor.probes.aliased import aliased
     from executor.probes.ddp import ddp
     from executor.probes.host import dispatch
     from executor.probes.in_step import in_step
@@ -180,11 +181,13 @@ def _alone(world: World) -> list[Callable[[Bench], None]]:
     of_device: list[Callable[[Bench], None]] = (
         [device.gemms, device.memory_bound, device.attention, device.convolutions, device.launches, device.copies, power]
         if world.kind == "cuda"
-        else [kernels.gemms, kernels.memory_bound, kernels.attention, kernels.convolutions]
+        else [kernels.gemms, aliased, kernels.memory_bound, kernels.attention, kernels.convolutions]
     )
     # On a CPU all host work is timed with other work between, and nothing is pinned.
     in_context, pins = ([in_step], [pinned]) if world.kind == "cuda" else ([], [])
-    return [*of_device, kernels.copies, dispatch, optimizers, *in_context, recomputed, ddp, sharded, loader, *pins, files]
+    on_host = [kernels.copies, dispatch, optimizers, *in_context, recomputed, ddp, sharded]
+    moments = [] if world.kind == "cuda" or quick else [kernels.once_more]
+    return [*of_device, *on_host, *moments, loader, *pins, files, *moments]
 
 
 def _only_together() -> list[Callable[[Bench], None]]:
@@ -254,7 +257,7 @@ def measure(world: World, request: Request) -> Measured:
 
 
 def _asked(world: World, request: Request) -> list[Callable[[Bench], None]]:
-    tables = [*_together(), *_only_together()] if request.communication else [*_alone(world), *_together()]
+    tables = [*_together(), *_only_together()] if request.communication else [*_alone(world, request.quick), *_together()]
     known = {table_name(table): table for table in tables}
     return [known[name] for name in request.tables if name in known] if request.tables else tables
 

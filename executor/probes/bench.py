@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 import torch
@@ -26,9 +27,14 @@ _SHORT = 2e-5
 _COLD = 5e-3
 """Calls shorter than this are timed cold, as a step finds them: products of 0.3 to 5 ms take 4 % longer so, up to 14. Longer ones warm up within
 themselves."""
-_TURNS = 25
+_TURNS, _SOME = 25, 8
+"""Turns of a short call, and in a glance or a quick probe."""
 _WARM = 4
 """Calls before any is timed."""
+_LONG = 5e-2
+"""A call on a CPU that takes so long has been through all its memory and its code: none is needed before it, and a few say what many would."""
+_FEW = 3
+"""So many of them."""
 _AGAIN = 25
 """Calls that are timed again at most, of one kind."""
 _ROTATE = 400 << 20
@@ -57,6 +63,7 @@ class Bench:
         )
         self._rotate, self._most = (_FAR, 50) if gpu else (_ROTATE, 32)
         self.budget = 0.004 if quick else 0.012
+        self._turns, self._least = _SOME if quick else _TURNS, 5
         self.found: list[tuple[str, Sample]] = []
         self._again = 0
         # Ranks that take turns on the cores are slowed by each other's share of them when a step is predicted: what is kept is a call's own
@@ -86,15 +93,25 @@ class Bench:
         with torch.no_grad():
             return statistics.median(self.device_times([body(work, self.arena)]))
 
-    def times(self, calls: Sequence[Callable[[], object]], least: int = 5, most: int = 200) -> list[float]:
-        """Seconds of one call on this thread, many times; `calls` are equal and take turns. On a GPU: until it is launched."""
-        once = self._once(calls)
+    @contextmanager
+    def glance(self) -> Iterator[None]:
+        """Meanwhile each call is timed a few times alone: of points that were timed before, at another moment."""
+        kept = self.budget, self._turns, self._least
+        self.budget, self._turns, self._least = self.budget / 3.0, _SOME, 2
+        yield
+        self.budget, self._turns, self._least = kept
+
+    def times(self, calls: Sequence[Callable[[], object]], least: int = 0, most: int = 200) -> list[float]:
+        """Seconds of one call on this thread, many times, `least` at least (0: as this bench does); `calls` are equal and take turns. On a GPU: until
+        it is launched."""
+        once, least = self._once(calls), least or self._least
         if self.world.kind == "cpu":
+            least = min(least, _FEW) if once > _LONG else least
             calls = calls[: max(least, math.ceil(2 * self.budget / once))]
             for call in calls[_WARM:]:  # each has its memory: new pages cost more than the kernels that write them
                 call()
             if once < _COLD:
-                return self._cold(calls, max(least, 8 if self.quick else min(_TURNS, math.ceil(self.budget / once))))
+                return self._cold(calls, max(least, self._turns if self.quick else min(self._turns, math.ceil(self.budget / once))))
         # A device runs behind the host, which goes on launching: runs of calls, whose last launch stops the clock.
         inner = max(10 if self.world.kind == "cuda" else 1, min(50, int(_SHORT / max(once, 1e-7))))
         found: list[float] = []
@@ -150,7 +167,10 @@ class Bench:
     def _once(self, calls: Sequence[Callable[[], object]]) -> float:
         # Lazy initialisation and the allocator's growth are not what is asked.
         for call in calls[:_WARM]:
+            start = time.perf_counter()
             call()
+            if self.world.kind == "cpu" and time.perf_counter() - start > _LONG:
+                break
         self.world.synchronize()
         start = time.perf_counter()
         calls[-1]()

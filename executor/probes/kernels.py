@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import torch
@@ -30,7 +30,19 @@ _WORDS = 1 << 16
 """Of the vocabulary over which a loss is timed: some rows of it at once are more than the L2 of a GPU holds."""
 
 
-def gemms(bench: Bench) -> None:
+_ALL = ("fp32", "bf16")
+
+
+def once_more(bench: Bench) -> None:
+    """All kernels in fp32 at another moment. What others do on a machine in the cloud changes within a second: on a thread whose core's other thread
+    belongs to somebody else, a product takes 26 ms or 36. A point is timed within less, so that by one moment alone it is off by a tenth and more, and
+    a whole step of a hundred points by 8 %; the mean of several moments is not (`executor.probe.merge`)."""
+    with bench.glance():
+        for table in (gemms, memory_bound, attention, convolutions):
+            table(bench, _ALL[:1])
+
+
+def gemms(bench: Bench, dtypes: Sequence[str] = _ALL) -> None:
     """Forward, input gradient and weight gradient layouts; fp32 over a grid, bf16 at a few shapes. A CPU without units for bf16 has a loop for each
     layout: 240 cubed took one core of an EPYC 5.2, 12.7 and 2.0 ms."""
     sizes = (8, 256, 1024) if bench.quick else _SIZES
@@ -40,7 +52,7 @@ def gemms(bench: Bench) -> None:
         ("bf16", ("fwd",), _FEW, most),
         ("bf16", ("dgrad", "wgrad"), _FEW[:2] if bench.quick else _FEW, _MOST / 4),
     ):
-        for role in roles:
+        for role in roles if dtype in dtypes else ():
             bench.phase(f"{dtype} GEMMs, {role}")
             for m, n, k in product(some, some, some):
                 if 2.0 * m * n * k <= largest:
@@ -109,10 +121,10 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
     yield make("adamw", 4, 3)
 
 
-def memory_bound(bench: Bench) -> None:
+def memory_bound(bench: Bench, dtypes: Sequence[str] = _ALL) -> None:
     """Every variant by bytes; fp32, and a few sizes in bf16."""
     for dtype, sizes in (("fp32", _BYTES[::2] if bench.quick else _BYTES), ("bf16", _BYTES[3:5])):
-        for total in sizes:
+        for total in sizes if dtype in dtypes else ():
             each_variant(bench, total, dtype)
 
 
@@ -129,10 +141,10 @@ def each_variant(bench: Bench, total: int, dtype: str) -> None:
             bench.work("memory", key[0], work, dtype, (key[1],))
 
 
-def attention(bench: Bench) -> None:
+def attention(bench: Bench, dtypes: Sequence[str] = _ALL) -> None:
     """Fused attention, causal and not, forward and backward, by sequence and head size, in fp32 and bf16."""
     sequences = (64, 512) if bench.quick else (16, 64, 256, 1024)
-    for dtype in ("fp32", "bf16"):
+    for dtype in dtypes:
         bench.phase(f"{dtype} attention")
         for seq, d, causal, backward in product(sequences, (32, 64, 128), (True, False), (False, True)):
             work = Attention(2, 4, 4, seq, seq, d, causal=causal, dtype=dtype, backward=backward)
@@ -175,10 +187,10 @@ ones, of small pictures, have more weights than pixels: a core runs them at a fi
 the first four: a dense one of each kind that libraries have an algorithm for."""
 
 
-def convolutions(bench: Bench) -> None:
+def convolutions(bench: Bench, dtypes: Sequence[str] = _ALL) -> None:
     """2-D convolutions and both gradients, in fp32 and bf16."""
     shapes = _CONVOLUTIONS[:4] if bench.quick else _CONVOLUTIONS
-    for dtype in ("fp32", "bf16"):
+    for dtype in dtypes:
         bench.phase(f"{dtype} convolutions")
         for shape, role in product(shapes, ("fwd", "dgrad", "wgrad")):
             convolution(bench, shape, dtype, role)

@@ -21,6 +21,8 @@ from executor.probes.beyond import apart, beyond
 from executor.probes.ddp import Many
 
 _WIDTH = 64
+_WARM, _MEETINGS = 4, 25
+"""Meetings of all ranks before one is timed, and those that are."""
 _TENSORS = (4, 20)
 """Of the smaller and the larger unit: a transformer's layer has 6 to 12."""
 
@@ -83,11 +85,22 @@ def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
     part, full = torch.ones(_WIDTH, device=x.device), torch.ones(_WIDTH * mesh.size(), device=x.device)
     gather = scatter = 0.0
     if mesh.size() > 1:
-        gather = median(bench.times([lambda: all_gather(full, part, group=mesh.get_group())]))
-        scatter = median(bench.times([lambda: reduce_scatter(part, full, group=mesh.get_group())]))
+        gather = _met(bench, lambda: all_gather(full, part, group=mesh.get_group()))
+        scatter = _met(bench, lambda: reduce_scatter(part, full, group=mesh.get_group()))
     copies = 5 * median(bench.times([lambda: full.add_(1.0)]))
     bench.add("host", "fsdp_parameter", "", (), [parameter / 2])
     bench.add("host", "fsdp_unit", "", (), [max(1e-6, few - _TENSORS[0] * parameter - 2 * gather - scatter - copies) / 2])
+
+
+def _met(bench: Bench, meet: Callable[[], object]) -> float:
+    """Seconds of one meeting after other work; equal numbers of them on all ranks, whatever each has timed, or one would wait forever."""
+    for _ in range(_WARM):
+        meet()
+    found = []
+    for _ in range(_MEETINGS):
+        bench.cool()
+        found.append(bench.once(meet))
+    return median(found)
 
 
 def _tensor_parallel(bench: Bench, mesh: DeviceMesh) -> None:

@@ -29,6 +29,7 @@ ASSUMED_COPY = 5e9
 _LARGEST = 4 << 20
 SHAPES: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
+    "aliased": ("m", "n", "k"),
     "memory": ("bytes",),
     "attention": ("batch", "heads", "seq", "d"),
     "conv": ("batch", "c_in", "h", "w", "c_out", "kh", "kw", "stride", "groups"),
@@ -42,7 +43,10 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "power": ("products", "passes", "attentions"),
 }
 """Kinds of tables, and what the numbers of a row's shape mean. Of power: how often each kernel runs in one turn of a steady loop; a row of `watts` is
-the mean draw over the board's limit, one of `product` or `pass` the seconds of such a kernel there, at whatever clock the limit leaves."""
+the mean draw over the board's limit, one of `product` or `pass` the seconds of such a kernel there, at whatever clock the limit leaves. Of aliased:
+a product whose rows are a power of two long, and instead of its seconds how many times those of its neighbour it takes."""
+ALIASED = (256, 1024)
+"""Lengths of rows, in elements, that a CPU's products are probed with beside others: multiples of them are as long as they are."""
 
 
 _ALONE = 0.1
@@ -53,7 +57,7 @@ class Sample(msgspec.Struct, frozen=True):
     """One measured point."""
 
     name: str
-    """gemm, conv: fwd dgrad wgrad; attention: fwd bwd, fwd_full bwd_full where nothing is masked; memory: the kernel; host: the kind of
+    """gemm, conv: fwd dgrad wgrad; aliased: such a product and which of its sizes (dgrad.n); attention: fwd bwd, fwd_full bwd_full where nothing is masked; memory: the kernel; host: the kind of
     work; collective: its name."""
     dtype: str
     shape: tuple[int, ...]

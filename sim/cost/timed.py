@@ -11,7 +11,7 @@ import math
 from functools import lru_cache, partial
 
 from sim.cost.between import Curve, Grid
-from sim.cost.calibration import Calibration, Sample
+from sim.cost.calibration import ALIASED, Calibration, Sample
 from sim.cost.convolved import Convolutions
 from sim.cost.memory_bound import filled
 from sim.cost.price import Source
@@ -25,6 +25,8 @@ ASSUMED_BYTES = 6e9
 """Bytes per second of memory-bound kernels on one core, both directions together (assumed)."""
 _FULL = 1 << 16
 """Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
+_COLUMN = 64
+"""Elements of a column that no cache's ways hold: an L1 has 8 to 12 of them."""
 _STREAMED = 192 << 20
 """Bytes of which no GPU's L2 holds much (a B200's has 126 MB)."""
 ASSUMED_HOST = {
@@ -78,6 +80,8 @@ class Prices:
         self._known: dict[Work, tuple[float, Source]] = {}
         self._gemm: dict[tuple[str, str, int], Grid] = {}
         """By layout, dtype and alignment of rows (`_rows`)."""
+        self._longer = {(s.name, s.dtype, s.shape["mn".index(s.name[-1])]): s.median for s in calibration.rows("aliased")}
+        """Of products with rows of a power of two, by which of its sizes that is."""
         self._attention: dict[tuple[str, str], Grid] = {}
         self._memory: dict[tuple[str, str], Curve] = {}
         products: dict[tuple[str, str, int], list[Sample]] = {}
@@ -139,6 +143,7 @@ class Prices:
         seconds, inside = grid.at((work.m, work.n, work.k))
         if not inside:  # a product thinner than those measured is bound by its larger operand's bytes
             seconds = max(seconds, max(work.k * work.n, work.m * work.k) * BYTES[dtype] / (2.0 * self.calibration.copy_rate))
+        seconds *= self._aliased(work, dtype)
         # One call runs all products of a batch, so it pays for one dispatch.
         seconds = work.batch * max(seconds - self.dispatch, 0.25 * seconds) + self.dispatch if work.batch > 1 else seconds
         if work.accumulate:
@@ -147,6 +152,16 @@ class Prices:
         alone = self.calibration.device == "cpu" or not (work.batch > 1 or work.accumulate)
         exact = inside and alone and (work.role, dtype, aligned) in self._gemm
         return seconds, "measured" if exact else "fitted"
+
+    def _aliased(self, work: Gemm, dtype: str) -> float:
+        """How many times as long it takes as one whose rows are no power of two: columns of more elements than a cache has ways push each other out."""
+        if not self._longer or work.k < _COLUMN:
+            return 1.0
+        found = 1.0
+        for along, long in (("m", work.m), ("n", work.n)):
+            near = next((size for size in reversed(ALIASED) if long % size == 0), 0)
+            found *= self._longer.get((f"{work.role}.{along}", dtype, near), 1.0)
+        return found
 
     def _added(self, work: Gemm) -> float:
         """Into a buffer: of its own dtype a product reads it on the way (beta = 1), a third of the bytes of the sum that torch runs after it

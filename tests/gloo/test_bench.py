@@ -78,7 +78,7 @@ def test_calls_that_meet_new_pages_are_timed_again(length: float, always: bool, 
             time.sleep(5e-2)
 
     found = bench.times([call])
-    assert len(found) >= 5
+    assert len(found) >= (3 if always else 5), "of long calls a few"
     assert all(t >= 5e-2 for t in found) if always else max(found) < 5e-2
 
 

@@ -45,6 +45,21 @@ def test_products_that_share_a_gpu_are_not_the_sum_of_single_ones(
     assert table.price(Gemm(256, 256, 256, "fp32", **more))[1] == source  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype", "longer"),
+    [(2048, 240, 64, "bf16", 2.0), (768, 240, 64, "bf16", 1.5), (240, 3072, 64, "bf16", 3.0), (2048, 2048, 64, "bf16", 6.0), (240, 240, 64, "bf16", 1.0),
+     (2048, 2048, 32, "bf16", 1.0), (2048, 2048, 64, "fp32", 1.0)],
+)  # fmt: skip
+def test_rows_of_a_power_of_two_take_a_cpu_longer(m: int, n: int, k: int, dtype: str, longer: float) -> None:
+    """By which of the product's sizes they are, and where columns are longer than a cache has ways; only what was timed."""
+    rows = [("aliased", name, "bf16", shape, times) for name, shape, times in (
+        ("fwd.m", (1024, 272, 272), 2.0), ("fwd.m", (256, 272, 272), 1.5), ("fwd.n", (272, 1024, 272), 3.0),
+    )]  # fmt: skip
+    plain, found = (prices(calibration("cpu", *products({"fp32": 1e-12, "bf16": 1e-12}), *more)) for more in ((), rows))
+    work = Gemm(m, n, k, dtype)
+    assert found.price(work)[0] == pytest.approx(longer * plain.price(work)[0], rel=1e-12)
+
+
 def attention(dtype: str, *ways: tuple[str, float]) -> list[tuple[str, str, str, tuple[int, ...], float]]:
     """Rows of two sequences by two head sizes, each way at its seconds per query, key and element of a head."""
     return [("attention", way, dtype, (2, 4, s, d), rate * 8 * s * s * d) for way, rate in ways for s in (64, 1024) for d in (32, 128)]
