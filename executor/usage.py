@@ -20,6 +20,7 @@ from executor.nvml import library
 from executor.ranks.environment import leads
 from executor.sampling import beside
 from sim.files.runs import write_atomic
+from topologies.thismachine import cores_of_process
 
 PERIOD = 0.1
 """Seconds between samples. A kernel counts processor time in ticks of 1-10 ms: one sample is good to some 10 %, their mean is not blurred."""
@@ -74,11 +75,6 @@ def taken_by_others() -> float:
     guests = ("guest", "guest_nice")  # counted as user and nice, too
     still = sum(getattr(core, name, 0.0) for core in own for name in ("idle", "iowait", *guests))
     return sum(map(sum, own)) - still - sum(os.times()[:4])
-
-
-def cores_of_process() -> list[int]:
-    """Numbers of the cores that this process may run on."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def _watch(usage: Usage, stop: threading.Event) -> None:

@@ -15,9 +15,14 @@ RANKS = 64
 """Processes that a CPU host takes at most: beyond the cores they only take turns."""
 
 
+def cores_of_process() -> list[int]:
+    """Numbers of the CPU cores that this process may run on; where the system does not say which, all."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 def cores() -> int:
-    """CPU cores that this process may run on; where the system does not say which, all."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many they are."""
+    return len(cores_of_process())
 
 
 def memory() -> int:

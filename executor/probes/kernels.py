@@ -34,15 +34,17 @@ _ALL = ("fp32", "bf16")
 
 
 def once_more(bench: Bench) -> None:
-    """All kernels in fp32 at another moment. What others do on a machine in the cloud changes within a second: on a thread whose core's other thread
+    """All kernels at another moment, but those of 16 bits that a CPU without units for them takes a minute for. What others do on a machine in the cloud changes within a second: on a thread whose core's other thread
     belongs to somebody else, a product takes 26 ms or 36. A point is timed within less, so that by one moment alone it is off by a tenth and more, and
     a whole step of a hundred points by 8 %; the mean of several moments is not (`executor.probe.merge`)."""
     with bench.glance():
-        for table in (gemms, memory_bound, attention, convolutions):
-            table(bench, _ALL[:1])
+        gemms(bench)
+        memory_bound(bench)
+        attention(bench, _ALL[:1])
+        convolutions(bench, _ALL[:1])
 
 
-def gemms(bench: Bench, dtypes: Sequence[str] = _ALL) -> None:
+def gemms(bench: Bench) -> None:
     """Forward, input gradient and weight gradient layouts; fp32 over a grid, bf16 at a few shapes. A CPU without units for bf16 has a loop for each
     layout: 240 cubed took one core of an EPYC 5.2, 12.7 and 2.0 ms."""
     sizes = (8, 256, 1024) if bench.quick else _SIZES
@@ -52,7 +54,7 @@ def gemms(bench: Bench, dtypes: Sequence[str] = _ALL) -> None:
         ("bf16", ("fwd",), _FEW, most),
         ("bf16", ("dgrad", "wgrad"), _FEW[:2] if bench.quick else _FEW, _MOST / 4),
     ):
-        for role in roles if dtype in dtypes else ():
+        for role in roles:
             bench.phase(f"{dtype} GEMMs, {role}")
             for m, n, k in product(some, some, some):
                 if 2.0 * m * n * k <= largest:
@@ -121,10 +123,10 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
     yield make("adamw", 4, 3)
 
 
-def memory_bound(bench: Bench, dtypes: Sequence[str] = _ALL) -> None:
+def memory_bound(bench: Bench) -> None:
     """Every variant by bytes; fp32, and a few sizes in bf16."""
     for dtype, sizes in (("fp32", _BYTES[::2] if bench.quick else _BYTES), ("bf16", _BYTES[3:5])):
-        for total in sizes if dtype in dtypes else ():
+        for total in sizes:
             each_variant(bench, total, dtype)
 
 
