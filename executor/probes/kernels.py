@@ -34,9 +34,12 @@ _ALL = ("fp32", "bf16")
 
 
 def once_more(bench: Bench) -> None:
-    """All kernels at another moment, but those of 16 bits that a CPU without units for them takes a minute for. What others do on a machine in the cloud changes within a second: on a thread whose core's other thread
-    belongs to somebody else, a product takes 26 ms or 36. A point is timed within less, so that by one moment alone it is off by a tenth and more, and
-    a whole step of a hundred points by 8 %; the mean of several moments is not (`executor.probe.merge`)."""
+    """All kernels at another moment, but those of 16 bits that a CPU without units for them takes a minute for.
+
+    What others do on a machine in the cloud changes within a second: on a core whose other thread belongs to somebody else, a product takes 26 ms
+    or 36. A point is timed within less, so that by one moment alone it is off by a tenth and more, and a step of a hundred points by 8 %. The mean
+    of several moments (`executor.probe.merge`) is nearer.
+    """
     with bench.glance():
         gemms(bench)
         memory_bound(bench)

@@ -57,8 +57,8 @@ class Sample(msgspec.Struct, frozen=True):
     """One measured point."""
 
     name: str
-    """gemm, conv: fwd dgrad wgrad; aliased: such a product and which of its sizes (dgrad.n); attention: fwd bwd, fwd_full bwd_full where nothing is masked; memory: the kernel; host: the kind of
-    work; collective: its name."""
+    """gemm, conv: fwd dgrad wgrad; aliased: such a product and which of its sizes (dgrad.n); attention: fwd bwd, fwd_full bwd_full where nothing is
+    masked; memory: the kernel; host: the kind of work; collective: its name."""
     dtype: str
     shape: tuple[int, ...]
     median: float

@@ -80,8 +80,13 @@ class Prices:
         self._known: dict[Work, tuple[float, Source]] = {}
         self._gemm: dict[tuple[str, str, int], Grid] = {}
         """By layout, dtype and alignment of rows (`_rows`)."""
-        self._longer = {(s.name, s.dtype, s.shape["mn".index(s.name[-1])]): s.median for s in calibration.rows("aliased")}
-        """Of products with rows of a power of two, by which of its sizes that is."""
+        self._longer = {
+            (s.name, s.dtype, s.shape[at]): s.median
+            for s in calibration.rows("aliased")
+            for at, along in enumerate("mn")
+            if s.name.endswith(f".{along}")
+        }
+        """Of products with rows of a power of two, by which of their sizes that is."""
         self._attention: dict[tuple[str, str], Grid] = {}
         self._memory: dict[tuple[str, str], Curve] = {}
         products: dict[tuple[str, str, int], list[Sample]] = {}
