@@ -42,7 +42,7 @@ def last(bench: Bench) -> None:
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "_alone", lambda world: [first, broken, last])
+    monkeypatch.setattr(probing, "_alone", lambda world, quick: [first, broken, last])
     monkeypatch.setattr("executor.probes.bench.free_memory", lambda device: 1 << 30)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
