@@ -1,7 +1,7 @@
 """Measures this machine: the calibration file of `sim.cost.calibration`.
 
 As many ranks measure at once as will train, each with the same threads, so that shared caches, memory bandwidth and
-hyper-threads are in the figures. Six to eight minutes on two cores; `quick` takes one.
+hyper-threads are in the figures. On two cores five minutes for one rank, fifteen for four; `quick` is shorter.
 """
 
 from __future__ import annotations
