@@ -6,7 +6,7 @@ A calibration is made when there is none that fits (another number of ranks, oth
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from executor.possible import check_runs, without_stock
 from executor.probe import completed, probe
 from executor.ranks.environment import hosts, leads
 from executor.stock import StockResult, run_stock
-from sim.align import Comparison, Measured, align_by_class, align_by_id, guilty
+from sim.align import Comparison, Measured, align_by_class, align_by_id, guilty, step_of
 from sim.cost.calibration import Calibration, load_calibration
 from sim.files.machinefile import machine_files
 from sim.files.runs import write_json
@@ -158,7 +158,7 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
         traces=[predicted.trace, *(run.trace for run in reversed(runs.values()))],
         comparisons=found,
         times={name: run.step_times for name, run in runs.items()},
-        notes=[*_notes(found), *notes],
+        notes=[*_notes(found, runs), *notes],
         calibration=str(path),
     )
 
@@ -174,18 +174,32 @@ def run_program(program: Program, setting: Setting, calibration: Path | None, fo
     return run_play(program, found, folder, steps)
 
 
-def _notes(found: dict[str, Comparison]) -> list[str]:
+def _notes(found: dict[str, Comparison], runs: Mapping[str, StockResult | PlayResult]) -> list[str]:
     notes = []
     for name, one in found.items():
         spread = (one.measured_step.high - one.measured_step.low) / one.measured_step.median
         if spread > 0.15:
             notes.append(f"{name}: the machine is noisy, steps spread over {spread:.0%} of the median (p10 to p90)")
         if abs(one.error) > _GOOD:
-            cls, seconds = guilty(one)
-            notes.append(f"{name}: the prediction is off by {one.error:+.0%}; most of it in class '{cls}' ({seconds * 1e3:+.2f} ms a step)")
+            notes.append(f"{name}: the prediction is off by {one.error:+.0%}; {_cause(one, step_of(runs[name].trace))}")
         if one.missing:
             notes.append(f"{name}: {len(one.missing)} predicted ops have no span, first {one.missing[0]}")
     return notes
+
+
+def _cause(one: Comparison, recorded: float) -> str:
+    """Where most of the error is: in a class of op, or in no op, if the step that was recorded op by op (`recorded` seconds) took as long as predicted
+    and those that were timed did not."""
+    (cls, seconds), timed = guilty(one), one.measured_step.median
+    error = one.predicted_step - timed
+    if (recorded - timed) / error > max(0.5, seconds / error):
+        return (
+            f"most of it in no class: the step that was recorded op by op took {recorded * 1e3:.2f} ms, those that were timed {timed * 1e3:.2f} "
+            "(the machine's pace, or what recording costs)"
+        )
+    if not cls:
+        return "no class of op is off in that direction"
+    return f"{'most of it' if seconds / error > 0.5 else 'the largest part'} in class '{cls}' ({seconds * 1e3:+.2f} ms a step)"
 
 
 def _buckets(program: Program, stock: StockResult) -> list[str]:

@@ -6,6 +6,7 @@ Signed errors are (predicted - measured) / measured. A measured time is the medi
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable
@@ -235,6 +236,9 @@ def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Compar
 
 
 def guilty(comparison: Comparison) -> tuple[str, float]:
-    """The class whose predicted and measured seconds differ most, and by how much (signed seconds)."""
-    worst = max(comparison.classes, key=lambda row: abs(row.predicted - row.measured), default=None)
-    return (worst.cls, worst.predicted - worst.measured) if worst else ("", 0.0)
+    """The class that accounts for most of the step's error, and its signed seconds; ("", 0) where none is off in that direction."""
+    sign = math.copysign(1.0, comparison.error)
+    worst = max(comparison.classes, key=lambda row: sign * (row.predicted - row.measured), default=None)
+    if worst is None or sign * (worst.predicted - worst.measured) <= 0:
+        return "", 0.0
+    return worst.cls, worst.predicted - worst.measured
