@@ -107,7 +107,9 @@ class Memory(_Section, frozen=True, kw_only=True):
     every second product (torchtitan)."""
     recompute_layers: Natural = 0
     """full: only so many layers of each stage (0 = all)."""
-    offload: Literal["none", "optimizer", "activations"] = "none"
+    offload: Literal["none", "optimizer", "parameters", "activations"] = "none"
+    """What lies in host memory. optimizer: its state, and the update runs there; parameters: these too, with zero = 3, from where each block's shard
+    comes to be gathered (FSDP2's CPUOffloadPolicy, DeepSpeed's offload_param); activations: from forward to backward."""
     offload_layers: Natural = 0
     """activations: only those of the first so many layers of each stage (0 = all)."""
 
@@ -298,7 +300,12 @@ class Plan(_Section, frozen=True, kw_only=True):
     @property
     def host_optimizer(self) -> bool:
         """The optimizer's state lies in host memory, and the update runs there."""
-        return self.optimizer.on == "cpu" or self.memory.offload == "optimizer"
+        return self.optimizer.on == "cpu" or self.memory.offload in ("optimizer", "parameters")
+
+    @property
+    def parameters_offloaded(self) -> bool:
+        """Sharded parameters lie in host memory between their uses."""
+        return self.memory.offload == "parameters"
 
     @property
     def asynchronous(self) -> bool:

@@ -107,6 +107,8 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return " ".join(words)
 
 
+LATER = ".later"
+"""Ends the name of a segment that does as the one without it does, and joins its results to those."""
 _SMS = " SMs"
 
 

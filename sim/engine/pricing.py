@@ -17,7 +17,7 @@ from sim.engine.groups import Groups
 from sim.engine.links import links_of
 from sim.engine.machine import LOADER, crowding, neighbours, steady, together
 from sim.engine.meeting_costs import MeetingCosts
-from sim.program import COMPUTE, HOST, MEETING, Op, Program
+from sim.program import COMPUTE, HOST, LATER, MEETING, Op, Program
 
 _OFTEN = 4
 """Calls from which on it is worth while to run the inside of a segment by itself, twice, before."""
@@ -77,8 +77,7 @@ class Pricing:
             )
         if thread != HOST or not self.fused:
             return self.priced(line, rank)
-        often = self._calls(rank, thread)[name] >= _OFTEN
-        condensed = self.condensed and often and (not self.alike or self._beside(line))
+        condensed = self.condensed and self._often(rank, thread, name) and (not self.alike or self._beside(line))
         key = (condensed, *map(id, line)) if self.alike else ()
         ops = self._shared.get(key) if key else None
         if ops is None:
@@ -137,6 +136,12 @@ class Pricing:
         if found is None:
             found = self._counts[key] = Counter(call.segment for call in self.program.threads(rank)[thread])
         return found
+
+    def _often(self, rank: int, thread: str, name: str) -> bool:
+        """Is it worth while to run the inside of a segment before? Segments that differ little are one here: they take turns on the same lanes, whose
+        order is lost between a stretch and ops by themselves."""
+        calls, first = self._calls(rank, thread), name.removesuffix(LATER)
+        return calls[first] + calls[first + LATER] >= _OFTEN
 
     def whole(self, op: Op, cost: Cost, rank: int) -> Cost:
         """The whole cost of a collective that is an op like any other."""

@@ -67,13 +67,14 @@ def is_fsdp2(framework: Framework) -> bool:
 
 
 def sharded_alone(plan: Plan) -> bool:
-    """One rank, and the plan says `zero` all the same: FSDP2 then runs on a mesh of one, with its copies and hooks."""
+    """One rank, and the plan says `zero` all the same: FSDP2 then runs on a mesh of one, with its copies and hooks, and offloading has a block at a
+    time on the device."""
     return plan.world == 1 and plan.parallel.zero in (2, 3)
 
 
 def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
     """(level of ZeRO, whether gathered parameters are freed after forward). 0 where there is nobody to share with, but for one rank whose plan asks
-    FSDP2 for it: its hooks, casts and copies are there all the same. 3 where the framework's ZeRO-2 is an FSDP that keeps its parameters; a
+    FSDP2 for it, whose hooks, casts and copies are there all the same, or offloads its parameters. 3 where the framework's ZeRO-2 is an FSDP that keeps its parameters; a
     pipeline's FSDP keeps them through the step (torchtitan, parallelize_llama.py)."""
     p = plan.parallel
     zero = zero_of(plan, framework) if _share(plan, framework) else 0
@@ -86,7 +87,7 @@ def _share(plan: Plan, framework: Framework) -> bool:
     names copies alone, and no level, means DDP but for FSDP2, which has the ranks of cp share all the same."""
     p = plan.parallel
     if p.dp_shard * p.cp == 1:
-        return is_fsdp2(framework) and sharded_alone(plan)
+        return (is_fsdp2(framework) or plan.parameters_offloaded) and sharded_alone(plan)
     return p.dp_shard > 1 or p.zero is not None or p.dp_replicate == 1 or is_fsdp2(framework)
 
 

@@ -29,6 +29,8 @@ class DataParallel(Habits, frozen=True, kw_only=True):
     """FSDP gathers the embedding by itself, and the last norm with the head, which stay for backward; else they are the root's. Tied, they are."""
     keeps_last: bool = False
     """FSDP does not free its last layer after forward: backward begins with it (as a pipeline's layers are kept anyway, zero = 3 alone)."""
+    offloads_parameters: bool = False
+    """ZeRO-3's shards may lie in host memory between their uses."""
     shard_copies: bool = True
     """FSDP's gathered parameters are copied out of a buffer, and gradients into one before they are scattered: one for all tensors of a layer
     (torch's _fsdp_collectives.py), or what a compiled loop carries from layer to layer. False: collectives on the tensors themselves."""

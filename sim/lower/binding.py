@@ -88,6 +88,19 @@ def _refuse_offload(job: Job) -> None:
     said = 'optimizer.on = "cpu"' if offload == "none" and job.plan.optimizer.on == "cpu" else f'memory.offload = "{offload}"'
     if job.device == "cpu" and (offload != "none" or job.plan.optimizer.on == "cpu"):
         raise Refused(f"{said} moves device memory to the host; on a CPU they are the same. Leave it out")
+    if offload != "parameters":
+        return
+    habits = job.framework.data_parallel
+    if not habits.offloads_parameters:
+        raise Refused(
+            f'{job.framework.name} keeps parameters on the devices; {said} is what FSDP2 and DeepSpeed do. Use framework = "torchtitan", "pytorch" '
+            'or "deepspeed", or offload = "optimizer"'
+        )
+    if job.zero != 3 or not job.reshard:
+        raise Refused(
+            f"{said} is for shards, which are gathered and freed with each block. Set zero = 3 (on a single GPU, too), reshard_after_forward = true "
+            'and pp = 1, or offload = "optimizer"'
+        )
 
 
 def _refuse_muon(job: Job) -> None:

@@ -56,7 +56,7 @@ class Stored(NamedTuple):
     expert: bool
     held: float
     on_device: float
-    """Of these, what the device has: a host that updates has the optimizer's state, and the parameters where it has a master copy."""
+    """Of these, what the device has: a host that updates has the optimizer's state, and the parameters where it has a master copy, or all of them."""
     ways: int
     """Ranks that share one copy (ZeRO)."""
 
@@ -71,7 +71,8 @@ def _stored(job: Job, share: Share) -> list[Stored]:
         outer = kept(job.plan, some.elements, state_width(job)) if job.train else 0.0
         state, on_device = moments + outer, parameters + moments + outer
         if job.plan.host_updates and job.train:
-            on_device = outer + (0.0 if job.framework.precision.master or job.plan.served else parameters)
+            elsewhere = job.framework.precision.master or job.plan.served or job.plan.parameters_offloaded
+            on_device = outer + (0.0 if elsewhere else parameters)
         inside = some.own[0] * job.param_bytes + 4.0 * some.own[1] * job.train  # on the device, whoever updates all else
         parameters, on_device = parameters + inside, on_device + inside
         ways = job.size(job.mesh.shard_axis(expert)) if job.zero else 1

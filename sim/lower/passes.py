@@ -13,6 +13,7 @@ from sim.lower.accumulate import WAYS, accumulate
 from sim.lower.job import Job
 from sim.lower.short import Shortener
 from sim.lower.template import BlockOps, Ops, PartOps, Template
+from sim.program import LATER
 
 Pieces = list[tuple[PartOps, Ops]]
 """Runs of ops, each with the part that it ends with."""
@@ -79,7 +80,7 @@ def _line(chunk: Chunk, kind: Template, block: BlockOps, variant: str, beside: b
     short = chunk.short
     if short is None or short.open(block.name):
         return tuple(op for ops in make() for op in ops)
-    return short.line((kind, variant.removesuffix(".sync").removesuffix(".sync0")), make, beside)
+    return short.line((kind, variant.removesuffix(LATER).removesuffix(".sync").removesuffix(".sync0")), make, beside)
 
 
 def _runs(chunk: Chunk, block: BlockOps, variant: str) -> list[Ops]:

@@ -26,7 +26,7 @@ from sim.lower.template import TEMPLATE, BlockOps, Template, Templates, renamed
 from sim.model.layers.redo import sent_away, whole_again
 from sim.model.parts import Block
 from sim.model.stages import layout
-from sim.program import Op
+from sim.program import LATER, Op
 from sim.schedule import placement
 
 Named = tuple[tuple[str, Block], ...]
@@ -187,7 +187,7 @@ def syncs(job: Job, last: bool) -> bool:
 
     With ZeRO-2 also in a pipeline (grad_reduce_every_bprop of Megatron-FSDP's fully_sharded_data_parallel.py); torch's FSDP waits there.
     """
-    if not job.train or not job.plan.update.summed or job.size("grad") * job.size("edp") == 1:
+    if not job.train or not job.plan.update.summed or (job.size("grad") * job.size("edp") == 1 and not job.alone):
         return False
     return last or job.zero == 2 or (job.zero == 3 and job.size("pp") == 1)
 
@@ -202,7 +202,7 @@ def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> str:
     name += _accumulates(job, first)
     if syncs(job, last) and not job.reduces_apart:
         name += ".sync0" if step == 0 and rebuilds(job) else ".sync"
-    return name
+    return name + LATER if job.zero == 3 and job.size("pp") == 1 and not first else name
 
 
 def _accumulates(job: Job, first: bool) -> str:
@@ -236,7 +236,7 @@ def _build(job: Job, stage: StageSegments, variant: str) -> Iterable[Op]:
         return _gathering(job, stage)
     if job.zero == 3:
         pieces = passes.backward(stage.chunk, variant)
-        return fsdp.backward(job, stage.chunk.blocks, stage.units, pieces, stage.tag, sync="sync" in flags)
+        return fsdp.backward(job, stage.chunk.blocks, stage.units, pieces, stage.tag, "sync" in flags, variant.endswith(LATER))
     buckets = stage.buckets(0 if "sync0" in flags else 1)
     pieces = passes.backward(stage.chunk, variant, {bucket.last for bucket in buckets})
     return replicate.reduce_gradients(job, pieces, buckets, sharded.messages if job.zero else replicate.all_reduce)

@@ -7,8 +7,9 @@ RESHARD frees them.
 
 from __future__ import annotations
 
-from sim.lower.data_parallel.fsdp import copy_in, copy_out, gathered, holding, hooks, reduce_stage, reshard, travelling
+from sim.lower.data_parallel.gathered import copy_in, copy_out, gathered, holding, hooks, reshard, travelling
 from sim.lower.data_parallel.replicate import lane_of
+from sim.lower.data_parallel.scattered import reduce_stage
 from sim.lower.data_parallel.sharded import CLS
 from sim.lower.data_parallel.units import Unit, root_first
 from sim.lower.job import Job

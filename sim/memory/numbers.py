@@ -27,7 +27,7 @@ def _weights(plan: Plan, framework: Framework) -> str:
         return "fp32, cast for products"
     if not precision.master:
         return "fp32" if precision.param_dtype == "fp32" else f"{precision.param_dtype} without an fp32 copy"
-    if framework.data_parallel.one_copy(zero) and not plan.host_updates:
+    if framework.data_parallel.one_copy(zero) and (plan.parameters_offloaded or not plan.host_updates):
         return f"fp32, gathered as {precision.param_dtype}"
     copy = "the 16 bits that they lack of fp32" if reads_narrow(plan, framework, zero) else "an fp32 copy"
     return f"{precision.param_dtype} beside {copy}"

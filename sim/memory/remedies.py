@@ -36,9 +36,10 @@ def said(plan: Plan, framework: Framework) -> Plan:
     return msgspec.structs.replace(plan, parallel=msgspec.structs.replace(p, zero=zero_of(plan, framework)))
 
 
-def changes(plan: Plan, most: int = 3, operators: bool = True) -> list[Change]:
+def changes(plan: Plan, most: int = 3, operators: bool = True, parameters: bool = False) -> list[Change]:
     """Sharding (up to ZeRO level `most`: what the framework takes), selective recomputation (of attention's core, by operator where the framework has
-    it), smaller micro-batches, two of these; full recomputation, offloading; then all that a rank can do together; at last more ranks."""
+    it), smaller micro-batches, two of these; full recomputation, offloading; then all that a rank can do together; at last more ranks. `parameters`:
+    the framework offloads these too."""
     by_operator = _by_operator if operators else lambda _: []
     found = [*_sharded(plan, most), *_recomputed(plan, "selective"), *by_operator(plan), *_smaller(plan)]
     sharded = _sharded(plan, most)[-1:]
@@ -52,6 +53,7 @@ def changes(plan: Plan, most: int = 3, operators: bool = True) -> list[Change]:
     found.append(thrifty)
     if thrifty.plan.memory.offload == "none":
         found.append(_and(thrifty, _offloaded(thrifty.plan)))
+        found += [_and(thrifty, away) for away in _parameters_offloaded(thrifty.plan, most) if parameters]
     found += _more_ranks(thrifty, most)
     return list({change.text: change for change in reversed(found) if change.text}.values())[::-1]
 
@@ -94,6 +96,17 @@ def _by_operator(plan: Plan) -> list[Change]:
 
 def _offloaded(plan: Plan) -> Change:
     return Change('memory.offload = "optimizer"', _with_memory(plan, offload="optimizer"))
+
+
+def _parameters_offloaded(plan: Plan, most: int) -> list[Change]:
+    """What ZeRO-3 shards, on a single GPU too, goes to host memory."""
+    p = plan.parallel
+    alone = plan.world == 1
+    if most < 3 or p.pp > 1 or not p.reshard_after_forward or not (alone or p.zero == 3):
+        return []
+    sharded = msgspec.structs.replace(plan, parallel=msgspec.structs.replace(p, zero=3))
+    words = 'memory.offload = "parameters"'
+    return [Change(words if p.zero == 3 else f"parallel.zero = 3, {words}", _with_memory(sharded, offload="parameters"))]
 
 
 def _with_memory(plan: Plan, **more: object) -> Plan:

@@ -219,13 +219,17 @@ def _remedies(plan: Plan, network: Network, framework: Framework, devices: Devic
     """Up to three changes that make it fit, tried in the order of what they cost (`sim.memory.remedies.changes`)."""
     from sim.memory.remedies import changes, most_sharded, said  # most plans fit, and start sooner without
 
-    found: list[str] = []
+    found, kept = list[str](), set[str]()
     operators = framework.tensor_parallel.style == "dtensor"  # torch's selective checkpoints; others recompute modules and layers
-    for text, changed, scale in changes(said(plan, framework), most_sharded(plan, network, framework), operators):
+    parameters = framework.data_parallel.offloads_parameters
+    for text, changed, scale in changes(said(plan, framework), most_sharded(plan, network, framework), operators, parameters):
         if isinstance(_of_stage(devices, 0), Cpu) and (changed.world > plan.world or changed.memory.offload != plan.memory.offload):
             continue  # nothing is gained in memory that all ranks share
+        if changed.parameters_offloaded and "optimizer" in kept:
+            continue  # that one is enough, and moves less
         report = _fullest(changed, network, framework, devices, scale)
         if report.check(devices) is None:
+            kept.add(changed.memory.offload)
             found.append(f"{text} ({show_size(report.peak)})")
         if len(found) == 3:
             break

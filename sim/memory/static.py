@@ -34,17 +34,19 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
     copies = OPTIMIZERS[plan.optimizer.name].states
     totals = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "gathered": 0.0, "step": 0.0}
     train, flat = plan.task != "forward", 0.0
-    for (expert, frozen, packed), (count, kept) in _counts(network, chunks, plan.optimizer.name).items():
+    for (expert, frozen, packed), (count, kept) in counts(network, chunks, plan.optimizer.name).items():
         ways = max(1, mesh.size(mesh.shard_axis(expert)))
         sharded = count / ways
         own = sharded if zero >= 1 else count
         # FSDP keeps only the optimizer's copy; all others keep what forward reads beside it, and so does who keeps the optimizer elsewhere.
         alone = framework.data_parallel.one_copy(zero)
         width = state if alone and framework.precision.master and not plan.host_updates else stored
-        totals["parameters"] += (sharded if zero == 3 else count) * (packed or width)
+        if not plan.parameters_offloaded:
+            totals["parameters"] += (sharded if zero == 3 else count) * (packed or width)
         if frozen or not train:
             continue
-        totals["gradients"] += (count if zero < 2 else sharded) * grad
+        if not plan.parameters_offloaded:
+            totals["gradients"] += (count if zero < 2 else sharded) * grad
         totals["optimizer"] += outer.kept(plan, own, state)
         if plan.update.mode == "local" and mesh.size("grad") > 1:
             flat += own * (state if plan.update.outer == "nesterov" else stored)
@@ -69,7 +71,7 @@ Sort = tuple[bool, bool, float]
 """(of an expert, frozen, bytes of an element that lies in a form of its own or 0)."""
 
 
-def _counts(network: Network, chunks: tuple[Blocks, ...], optimizer: str) -> dict[Sort, tuple[int, int]]:
+def counts(network: Network, chunks: tuple[Blocks, ...], optimizer: str) -> dict[Sort, tuple[int, int]]:
     """Elements of the parameters, and of their optimizer state, by sort, with the rank's own copy of a tied embedding (a V has both ends on one
     rank)."""
     found: dict[Sort, tuple[int, int]] = {}
@@ -156,11 +158,19 @@ def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tie
     if not train or reshard:
         line = [block.params for block in blocks if block.kind not in ends]
         freed = max((sum(line[at : at + 1 + p.prefetch]) for at in range(len(line))), default=0)  # no two largest where there is but one
-        return found + (sum(block.params for block in blocks if block.kind in ends) + freed) * width
+        passing = _passing(plan, framework, max(line, default=0)) if plan.parameters_offloaded else 0.0
+        return found + (sum(block.params for block in blocks if block.kind in ends) + freed) * width + passing
     kept = sorted(sum(block.params for _, block in chunk) for chunk in chunks)
     if p.pp > 1 and framework.pipeline.actions and by_actions(name_of(p), p.virtual_stages):
         kept = kept[-ACTIVE_STAGES:]
     return found + sum(kept) * width
+
+
+def _passing(plan: Plan, framework: Framework, largest: int) -> float:
+    """Of parameters in host memory: a rank's shard of the `largest` block on its way up, or of its gradients on their way down."""
+    wide = framework.precision.master and framework.data_parallel.one_copy(3)
+    width = max(4.0 if wide else BYTES[framework.precision.param_dtype], BYTES[framework.precision.grad_dtype])
+    return largest / max(1, mesh_of(plan).size("fsdp")) * width
 
 
 def _whole_gradients(plan: Plan, framework: Framework, blocks: list[Block], root: dict[str, float]) -> float:

@@ -1,12 +1,16 @@
 """What runs as the plan says and is hardly meant so: nodes without a rank, groups astride nodes, shards that are whole, recomputation that saves nothing, a full
-device."""
+device or host."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 
 from sim.framework.chosen import sharding_of
+from sim.memory.hosts import host_bytes
 from sim.memory.report import MemoryReport
+from sim.model.stages import held, layout
 from sim.rules import mesh_of
 from sim.setting.astride import astride
 from sim.setting.bind import Setting
@@ -30,6 +34,7 @@ def doubts(setting: Setting, report: MemoryReport) -> list[str]:
         *_captured(setting),
         *_for_nothing(setting),
         *_full(setting, report),
+        *_host_full(setting),
     ]
 
 
@@ -118,4 +123,23 @@ def _full(setting: Setting, report: MemoryReport) -> Iterator[str]:
         yield (
             f"tensors and context take {show_size(needed)} of {show_size(room)}: the allocator has little to choose from, frees and asks again, and an "
             "uneven step may not fit"
+        )
+
+
+def _host_full(setting: Setting) -> Iterator[str]:
+    """What is offloaded wants room, too."""
+    plan, topology = setting.plan, setting.topology
+    if not plan.host_optimizer or plan.task == "forward" or topology.kind == "cpu":
+        return
+    stages, places = layout(setting.network, plan), mesh_of(plan).places("pp")
+    sizes = [host_bytes(plan, setting.network, setting.framework, held(stages, plan, rank)) for rank in range(plan.parallel.pp)]
+    needed = Counter[int]()
+    for rank, stage in enumerate(places):
+        needed[topology.node(rank)] += sizes[stage]
+    rooms = {node: sum(cpu.memory for cpu in topology.sockets(node)) for node in needed}
+    node = max(needed, key=lambda at: needed[at] / (rooms[at] or math.inf))
+    if 0 < rooms[node] < needed[node]:
+        yield (
+            f"what is offloaded takes {show_size(needed[node])} of host memory on a node, which has {show_size(rooms[node])} "
+            f"({topology.host(node).name}; --set cpu.memory says another): it would not run. More ranks, or zero, share it out"
         )

@@ -144,7 +144,7 @@ RULES = (
     ),
     Rule(
         "memory.offload",
-        lambda s: _forward(s) or (s.plan.memory.offload == "optimizer" and s.plan.served),
+        lambda s: (_forward(s) and not s.plan.parameters_offloaded) or (s.plan.memory.offload == "optimizer" and s.plan.served),
         "nothing is kept for backward, and nothing is updated, or (optimizer) by a server on a host",
     ),
     Rule("memory.offload_layers", lambda s: s.plan.memory.offload != "activations", 'offload is not "activations"'),
@@ -155,7 +155,11 @@ RULES = (
         lambda s: _forward(s) or s.plan.served,
         "nothing is updated, or by a server",
     ),
-    Rule("optimizer.on", lambda s: _forward(s) or s.plan.served, "nothing is updated, or by a server on a host"),
+    Rule(
+        "optimizer.on",
+        lambda s: _forward(s) or s.plan.served or s.plan.parameters_offloaded,
+        "nothing is updated, or by a server on a host, or where the parameters lie",
+    ),
     Rule(
         "optimizer.states",
         lambda s: _forward(s) or not OPTIMIZERS[s.plan.optimizer.name].states,

@@ -45,6 +45,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "server": {"parallel": REPLICAS, "update": {"mode": "async"}},
     "host's update": {"optimizer": {"on": "cpu"}, "parallel": {"dp_replicate": 2}},
     "activations away": {"model": GPT["model"] | {"layers": 4}, "memory": {"offload": "activations"}},
+    "parameters away": {"parallel": {"dp_shard": 4, "zero": 3}, "memory": {"offload": "parameters"}},
     "pictures": {"model": "resnet50", "seq_len": None, "batch": {"global": 8}, "parallel": REPLICAS},
     "noise": {"parallel": REPLICAS, "noise": {"stragglers": "lognormal(0.1)"}},
 }
@@ -57,6 +58,7 @@ SECTIONS = {
     "server": ("comm", "optimizer", "update"),
     "host's update": ("memory", "optimizer", "update"),
     "activations away": ("memory",),
+    "parameters away": ("memory", "optimizer", "output", "parallel"),
     "pictures": ("", "memory"),
     "noise": ("", "noise"),
 }
@@ -96,7 +98,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "memory.recompute": ("full", "selective"),
     "memory.recompute_modules": (["layernorm"],),
     "memory.recompute_layers": (1,),
-    "memory.offload": ("optimizer", "activations"),
+    "memory.offload": ("optimizer", "parameters", "activations"),
     "memory.offload_layers": (1,),
     "optimizer.name": ("sgd", "momentum", "adam", "lamb", "lion", "adagrad", "lars", "ademamix", "muon", "adafactor"),
     "optimizer.implementation": ("for-loop", "foreach", "fused"),
@@ -142,6 +144,7 @@ NEVER = {
 SAME: dict[tuple[str, object], str] = {
     ("task", "finetune"): "trains all parameters, from other first values",
     ("framework", "deepspeed"): "forward runs PyTorch's own kernels",
+    ("output.sync_every", 1): "a host that updates has waited for the device",
     ("optimizer.name", "adam"): "AdamW's kernels with another decay: the same passes",
     ("memory.offload", "optimizer"): 'is what optimizer.on = "cpu" says',
     ("parallel.zero", 2): "in a pipeline FSDP2 keeps what it has gathered, as with zero = 3",

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from sim.lower.accumulate import COPY
 from sim.lower.job import Job
-from sim.lower.ops import compute
+from sim.lower.ops import compute, spent
 from sim.program import Op
 from sim.work import MemoryBound, Work
 
@@ -38,6 +38,14 @@ def after_message(job: Job, name: str, lane: str, shard: float, ranks: int) -> l
     if job.fsdp2 and how.precision.reduce_dtype != how.precision.grad_dtype:
         works.append(MemoryBound("cast", size, round(shard * job.grad_bytes), how.precision.grad_dtype))
     return _on(job, lane, f"{name}.cast", works)
+
+
+def joined(job: Job, name: str, lane: str, shard: float, tensors: int) -> list[Op]:
+    """A later micro-batch's shard is added to that of those before: tensor by tensor (FSDP1 has one tensor of them all: _runtime_utils.py,
+    _accumulate_sharded_grad)."""
+    size = round(shard * job.grad_bytes)
+    calls = [spent(f"{name}.add.host", "kernel", tensors - 1)] if job.fsdp2 and job.eager and tensors > 1 and job.device != "cpu" else []
+    return [*calls, *_on(job, lane, f"{name}.add", [MemoryBound("add_", 2 * size, size, job.framework.precision.grad_dtype)])]
 
 
 def factors(job: Job, ranks: int) -> tuple[float, float]:

@@ -75,9 +75,10 @@ def _counted(block: Block, split: bool) -> list[int]:
 
 
 def _sizes(job: Job, elements: list[int], shared: bool = False) -> Sizes:
-    """Of the kinds of parameters (dense, experts) that there are and that are split, or otherwise `shared`, or FSDP2's all the same."""
+    """Of the kinds of parameters (dense, experts) that there are and that are split, or otherwise `shared`, or FSDP2's all the same, or elsewhere."""
+    always = shared or job.fsdp2 or job.plan.parameters_offloaded
     both = (("", "fsdp", elements[0]), (".experts", "efsdp", elements[1]))
-    return tuple(one for one in both if one[2] and (shared or job.size(one[1]) > 1 or job.fsdp2))
+    return tuple(one for one in both if one[2] and (always or job.size(one[1]) > 1))
 
 
 def root_first(units: dict[str, Unit], blocks: list[BlockOps]) -> list[Unit]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, order
+from sim.lower.optimizer.cpu import on_cpu
 from sim.lower.optimizer.outer import outer_step
 from sim.lower.optimizer.owned import Share
-from sim.lower.optimizer.step import on_cpu
 from sim.lower.optimizer.step import update as step_ops
 from sim.program import COMPUTE, D2H, H2D, HOST, Call, Op, server_lane
 from sim.work import MemoryBound

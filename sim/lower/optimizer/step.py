@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from sim.lower.data_parallel.buckets import rebuilds
 from sim.lower.job import Job
-from sim.lower.ops import collective, compute, order, read_back, spent
+from sim.lower.ops import collective, compute, read_back, spent
 from sim.lower.optimizer import muon
 from sim.lower.optimizer.adafactor import factored_step
+from sim.lower.optimizer.cpu import beside_gradients, offloaded
 from sim.lower.optimizer.lists import called, over_all, passed
 from sim.lower.optimizer.owned import Share, moment_width, reads_narrow, state_dtype, state_width, widens
 from sim.optimizers import OPTIMIZERS
-from sim.program import COMPUTE, D2H, H2D, Op
-from sim.work import HostWork, MemoryBound, Work
+from sim.program import COMPUTE, Op
+from sim.work import MemoryBound, Work
 
 CLS = "optimizer"
 
 
 def clear(job: Job, share: Share) -> list[Op]:
     """Zeroes a flat gradient buffer, whole below ZeRO-2 (Megatron's zero_grad_buffer, DeepSpeed's clear_hp_grads). torch drops its
-    gradients (set_to_none) for nothing; before 2.0 it called a kernel for each tensor."""
+    gradients (set_to_none) for nothing; before 2.0 it called a kernel for each tensor. On their way to the host each takes the place of the last."""
+    if job.plan.parameters_offloaded:
+        return []
     if not (job.flat_gradients or job.framework.precision.sums_apart):
         if not job.framework.optimizer.zeroes_gradients or job.zero:
             return []
@@ -40,6 +43,8 @@ def update(job: Job, share: Share) -> list[Op]:
     if not share.elements:
         return _sums(job, share) if job.framework.optimizer.clip else []
     read = read_back(job, "optimizer/loss.read", CLS) if job.framework.optimizer.reads_loss else []
+    if job.plan.parameters_offloaded:
+        return read + beside_gradients(job, share, _sums(job, share))
     looked = share.unsplit if job.zero and rebuilds(job) else share  # DDP leaves whole gradients on every rank
     ops = read + _widened(job, share) + unscale(job, looked) + clip(job, looked)
     if job.plan.host_optimizer:
@@ -183,20 +188,3 @@ def model_copy(job: Job, share: Share) -> list[Work]:
     if not job.framework.precision.master or job.param_bytes >= 4 or job.zero == 3 or _reads_narrow(job):
         return []
     return [over_all(job, share, "cast", 4.0, job.param_bytes, job.framework.precision.param_dtype)]
-
-
-def offloaded(job: Job, share: Share) -> list[Op]:
-    """State in host memory: gradients go down, the CPU updates, parameters come up (ZeRO-Offload, Ren et al. 2021)."""
-    update = Op("optimizer/cpu", "host", "host", (on_cpu(job, share),), cls=CLS)
-    down = Op("optimizer/d2h", "copy", D2H, bytes=int(share.elements * job.grad_bytes), how="pinned", cls=CLS, blocking=True)
-    up = Op("optimizer/h2d", "copy", H2D, bytes=int(share.elements * job.param_bytes), how="pinned", cls=CLS)
-    return [*order(job, "optimizer/gradients", COMPUTE, D2H), down, update, up, *order(job, "optimizer/parameters", H2D, COMPUTE)]
-
-
-def on_cpu(job: Job, share: Share) -> HostWork:
-    """The update on CPU cores, in one pass over host memory as DeepSpeed's CPU-Adam makes it: fp32 states, and the parameters that go up. Counted
-    in elements of an AdamW update, which is what was timed: another one moves fewer tensors."""
-    read, written = OPTIMIZERS[job.plan.optimizer.name].fused
-    alike = (read + written) / sum(OPTIMIZERS["adamw"].fused)
-    each = 4.0 * (read - 1 + written) + job.grad_bytes + (job.param_bytes if job.param_bytes < 4 else 0.0)
-    return HostWork("cpu_optimizer", share.elements * alike, moved=share.elements * each)

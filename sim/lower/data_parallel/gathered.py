@@ -1,0 +1,117 @@
+"""A unit's parameters gathered as FSDP2 does it: copied together, sent, copied out, and freed (torch 2.13, _fsdp_collectives.py and
+_fsdp_param_group.py)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.lower.accumulate import COPY
+from sim.lower.data_parallel import on_host
+from sim.lower.data_parallel.replicate import lane_of
+from sim.lower.data_parallel.sharded import CLS
+from sim.lower.data_parallel.units import Sizes, Unit
+from sim.lower.job import Job
+from sim.lower.ops import collective, compute, host, record, wait
+from sim.program import COMPUTE, Op
+from sim.work import HostWork, MemoryBound
+
+
+def hooks(job: Job, phase: str, unit: Unit) -> list[Op]:
+    """What FSDP2 does in Python around one pass of a unit: its states, views of its parameters, streams."""
+    if not job.eager:
+        return []
+    works = (HostWork("fsdp_unit", len(unit.messages)), HostWork("fsdp_parameter", unit.tensors))
+    return [host(f"{phase}/{unit.name}.hooks", *works)]
+
+
+def gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:
+    """Copy-in, with the cast from the fp32 shard, and all_gather; `after` names an event that both wait for, as what is in host memory does."""
+    ops: list[Op] = on_host.fetch(job, phase, unit, after)
+    for suffix, axis, elements in travelling(job, unit):
+        name, lane, size = f"{phase}/{unit.name}{suffix}", lane_of(axis), gathered(job, unit, suffix, elements)
+        if after:
+            ops.append(Op(f"{name}.room.wait", "wait", lane, event=after))
+        copied = copy_in(job, name, elements, size, axis, lane if job.device == "cuda" else COMPUTE)
+        if job.plan.parameters_offloaded:
+            ops.append(Op(f"{name}.fetched.wait", "wait", lane, event=on_host.fetched(phase, unit)))
+            copied = holding(copied, free=on_host.shard_bytes(job, ((suffix, axis, elements),)))
+        ops.append(copied)
+        message = collective(job, f"{name}.all_gather", lane, "all_gather", size, axis, CLS)
+        ops += [called(job, holding(message, alloc=size)), record(f"{name}.gathered", lane)]
+    return ops
+
+
+def gathered(job: Job, unit: Unit, suffix: str, elements: int) -> int:
+    """Bytes of so many gathered parameters: a byte for each of an 8-bit linear whose shards are cast before they travel."""
+    narrow = unit.narrow if job.framework.data_parallel.quantises_gathered == "shards" and not suffix else 0
+    return round((elements - narrow) * job.param_bytes + narrow)
+
+
+def copy_in(job: Job, name: str, elements: int, size: int, axis: str, lane: str) -> Op:
+    """A rank's shard of `elements` parameters into the buffer of `size` bytes that is gathered, in the dtype that travels."""
+    ranks = job.size(axis)
+    shard = elements // ranks
+    copy = MemoryBound(
+        "cast" if job.framework.precision.master else "copy",
+        shard * (4 if job.framework.precision.master else int(job.param_bytes)),
+        size // ranks,
+        job.framework.precision.param_dtype,
+    )
+    return Op(f"{name}.copy_in", "compute", lane, (copy,), cls=COPY, blocking=job.device == "cpu")
+
+
+def called(job: Job, op: Op) -> Op:
+    """As FSDP2 calls a collective: not asynchronous, ordered by streams alone (`async_op` in torch/distributed/fsdp/_fully_shard). A CPU has
+    no streams: there the training thread waits for each."""
+    return replace(op, blocking=True) if job.device == "cpu" and op.kind == "collective" else op
+
+
+def holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
+    """The op with bytes of device memory that it takes and gives back."""
+    return replace(op, alloc=alloc, free=free)
+
+
+def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
+    """Compute waits for the gather and copies the parameters out of its buffer, where that is one for all of them; what no other rank shares is
+    cast and copied likewise (torch 2.13, _fsdp_param_group.py, wait_for_unshard). What makes them narrow comes next, where that is done with
+    whole weights (`DataParallel.quantises_gathered`)."""
+    sent = travelling(job, unit)
+    ops = [wait(job, f"{phase}/{unit.name}{suffix}.gathered", COMPUTE) for suffix, _, _ in sent]
+    ops += on_host.fetch_now(job, phase, unit)
+    size, travelled = (sum(gathered(job, unit, suffix, elements) for suffix, _, elements in messages) for messages in (unit.messages, sent))
+    if job.framework.data_parallel.shard_copies:
+        dtype, own = job.framework.precision.param_dtype, size - travelled
+        casts = (MemoryBound("cast", round(own * 4 / job.param_bytes), own, dtype),) if own and job.framework.precision.master else ()
+        copy = MemoryBound("copy", size, size, dtype)
+        ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (*casts, copy), COPY, alloc=size, free=travelled))
+    if unit.narrow and (narrowed := _quantised(job, phase, unit.narrow)):
+        ops.append(compute(job, f"{phase}/{unit.name}.quantise", narrowed, COPY))
+    alone = tuple(message for message in unit.messages if message not in sent) if job.plan.parameters_offloaded else ()
+    return [*ops, holding(record(f"{phase}/{unit.name}.out", COMPUTE), free=on_host.shard_bytes(job, alone))]
+
+
+def _quantised(job: Job, phase: str, elements: int) -> tuple[MemoryBound, ...]:
+    """What makes whole weights 8-bit in this pass, where it does. With scales of before, both ways at once; with the tensor's own, or one for each
+    row or column, in the way that the pass reads them (torchao, float8_linear.py: matmul_with_hp_or_float8_args casts the weight in forward and
+    once more in backward). Backward does so too with what it recomputes."""
+    how, dtype = job.framework.data_parallel.quantises_gathered, job.framework.precision.param_dtype
+    again, ahead = job.plan.memory.recompute == "full", phase.endswith("fwd")
+    if how not in ("forward", "passes") or (how == "forward" and not (ahead or again)):
+        return ()
+    cast, largest = MemoryBound("cast", 2 * elements, elements, dtype), MemoryBound("reduce", 2 * elements, 0, dtype)
+    scaling = job.framework.linears.fp8_scaling
+    if scaling in ("delayed", "shared"):
+        return (MemoryBound("cast_transpose", 2 * elements, 2 * elements, dtype),)
+    forward = (cast,) if scaling == "rowwise" else (largest, cast)
+    return forward if ahead else (*(forward if again else ()), largest, cast)
+
+
+def reshard(job: Job, phase: str, unit: Unit) -> Op:
+    """The gathered parameters are freed when compute has passed."""
+    size = sum(gathered(job, unit, suffix, elements) for suffix, _, elements in unit.messages)
+    return Op(f"{phase}/{unit.name}.reshard", "record", COMPUTE, event=f"{phase}/{unit.name}.reshard", free=size)
+
+
+def travelling(job: Job, unit: Unit) -> Sizes:
+    """Of a unit's messages those among several ranks."""
+    return tuple(message for message in unit.messages if job.size(message[1]) > 1)

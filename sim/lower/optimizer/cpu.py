@@ -1,0 +1,52 @@
+"""The update on the host's cores: its state is in host memory, and either the device has all else, or only what it uses."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.lower.job import Job
+from sim.lower.ops import host, order
+from sim.lower.optimizer.owned import Share
+from sim.optimizers import OPTIMIZERS
+from sim.program import COMPUTE, D2H, H2D, HOST, Op
+from sim.work import HostWork
+
+CLS = "optimizer"
+_ADAMW = 4.0 * sum(OPTIMIZERS["adamw"].fused)
+"""Bytes that AdamW's update moves for one parameter: what was timed."""
+
+
+def offloaded(job: Job, share: Share) -> list[Op]:
+    """State in host memory: gradients go down, the CPU updates, parameters come up (ZeRO-Offload, Ren et al. 2021)."""
+    down = Op("optimizer/d2h", "copy", D2H, bytes=int(share.elements * job.grad_bytes), how="pinned", cls=CLS, blocking=True)
+    up = Op("optimizer/h2d", "copy", H2D, bytes=int(share.elements * job.param_bytes), how="pinned", cls=CLS)
+    update = host("optimizer/cpu", on_cpu(job, share), cls=CLS)
+    return [*order(job, "optimizer/gradients", COMPUTE, D2H), down, update, up, *order(job, "optimizer/parameters", H2D, COMPUTE)]
+
+
+def beside_gradients(job: Job, share: Share, norms: list[Op]) -> list[Op]:
+    """Gradients and parameters in host memory, too: they are unscaled and clipped there, in passes over the gradients, and what was updated
+    stays (FSDP2's CPUOffloadPolicy, DeepSpeed's offload_param). `norms`: the messages that sum them, which hosts then send."""
+    ops, g = list[Op](), job.grad_bytes
+    if job.plan.precision == "fp16":
+        ops.append(host("optimizer/unscale", pass_over(share.elements, 2 * g), cls=CLS))
+    if job.framework.optimizer.clip:
+        if job.fsdp2:  # DeepSpeed takes each shard's norm where it was reduced
+            ops.append(host("optimizer/norm", pass_over(share.elements, g), cls=CLS))
+        ops += [replace(op, lane=HOST) for op in norms]
+        ops.append(host("optimizer/clip", pass_over(share.elements, 2 * g), cls=CLS))
+    return [*ops, host("optimizer/cpu", on_cpu(job, share), cls=CLS)]
+
+
+def on_cpu(job: Job, share: Share) -> HostWork:
+    """The update on CPU cores, in one pass over host memory as DeepSpeed's CPU-Adam makes it: fp32 states, and the parameters in 16 bits, where a
+    rank has some beside them. Counted in elements of an AdamW update, which is what was timed: another one moves fewer tensors."""
+    read, written = OPTIMIZERS[job.plan.optimizer.name].fused
+    narrow = job.param_bytes < 4 and not (job.plan.parameters_offloaded and job.framework.data_parallel.one_copy(job.zero))
+    each = 4.0 * (read - 1 + written) + job.grad_bytes + (job.param_bytes if narrow else 0.0)
+    return HostWork("cpu_optimizer", share.elements * 4.0 * (read + written) / _ADAMW, moved=share.elements * each)
+
+
+def pass_over(elements: float, each: float) -> HostWork:
+    """A pass over so many gradients that moves `each` bytes of one: so much of an update."""
+    return HostWork("cpu_optimizer", elements * each / _ADAMW, moved=elements * each)
