@@ -43,6 +43,8 @@ POOL = 32
 _KEPT = 16
 """Results that are kept until as many others have come. What is given back at once is taken again by the next kernel, which would write into lines that
 L2 holds; a step's kernels write to memory that was last touched long ago, as the probe's do (`executor.kernels.bodies.held`)."""
+_HOSTS = 4
+"""Buffers of one size in host memory that copies take in turn."""
 _SMALL = 1 << 18
 """Elements of the kernel by which is told what events around a kernel take: some microseconds of any GPU."""
 Pair = tuple[torch.cuda.Event, torch.cuda.Event]
@@ -74,6 +76,7 @@ class StreamPlayer(Player):
         self._events: Kept[torch.cuda.Event] = Kept(crossing)
         self._pairs: list[Pair | None] = []
         self._bodies: dict[int, Body] = {}
+        self._hosts: dict[int, deque[torch.Tensor]] = {}
         self._made: deque[object] = deque(maxlen=_KEPT)
         self._queued = {id(op) for _, op in program.ops(world.rank, HOST) if op.lane != HOST and op.kind in _DEVICE and op.how not in FILED}
         """id(op) of what is launched on a stream."""
@@ -147,10 +150,16 @@ class StreamPlayer(Player):
             here, there = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
             return lambda: there.copy_(here)
         pageable = op.how == "pageable"
-        host = torch.ones(size, dtype=torch.uint8) if pageable else self._cuda.pinned(size)
+        host = torch.ones(size, dtype=torch.uint8) if pageable else self._pinned(size)
         device = arena.distant(size, dtype=torch.uint8)
         source, target = (device, host) if "d2h" in op.lane else (host, device)
         return lambda: target.copy_(source, non_blocking=not pageable)
+
+    def _pinned(self, size: int) -> torch.Tensor:
+        """Pinned memory of so many bytes, some of it in turn: what is offloaded may be as large as the model, and is pinned for good."""
+        kept = self._hosts.setdefault(size, deque())
+        kept.append(self._cuda.pinned(size) if len(kept) < _HOSTS else kept.popleft())
+        return kept[-1]
 
     @torch.no_grad()
     def run(

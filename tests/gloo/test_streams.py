@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "output": BASE | {"output": {"item_every": 1, "log_every": 1, "sync_every": 1, "print_every": 1}},
     "saved": BASE | {"output": {"checkpoint_every": 1, "checkpoint_mode": "full"}},
     "offload": BASE | {"memory": {"offload": "activations"}},
+    "parameters": BASE | {"parallel": {"zero": 3}, "memory": {"offload": "parameters"}, "batch": {"global": 4, "micro": 2}},
     "accumulated": BASE | {"batch": {"micro": 1, "global": 3}},
     "vision": {"model": {"family": "cnn", "arch": "cifar"}, "precision": "fp32", "batch": {"micro": 1}},
 }
