@@ -127,6 +127,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "tower": TOWER | {"class_token": True, "layer_scale": True}, "images": 2, "frozen": ["decoder"],
         "projector": {"merge": 2, "norm": "layernorm", "joined_norm": True}},
     "bloom": GPT | {"embed_norm": True, "dropout": 0.1}, "phi": LLAMA | {"rotary": 0.5, "fused_qkv": False},
+    "granite": LLAMA | {"tied": True, "scaled": ["embedding", "mixers", "head", "logits"]},
 }  # fmt: skip
 
 

@@ -46,6 +46,7 @@ class Layer(nn.Module):
             self._mlp(spec, tp)
         self.post2 = _norm(spec) if spec.post_norms else None
         self.drop = nn.Dropout(rate) if rate else None
+        self.scaled = "mixers" in spec.scaled
 
     def _attention(self, spec: Decoder, habits: Framework, seq: int, rate: float) -> None:
         h, d = spec.hidden, spec.head
@@ -105,12 +106,12 @@ class Layer(nn.Module):
 
     def _attended(self, x: Tensor) -> Tensor:
         a: Tensor = self.proj(self.core(*self._turned(x)))
-        a = a if self.post1 is None else self.post1(a)
+        a = _times(a if self.post1 is None else self.post1(a), self.scaled)
         return self.drop(a) if self.drop else a
 
     def _fed(self, x: Tensor) -> Tensor:
         b: Tensor = self.down(self._inner(x)) if self.moe is None else self.moe(x)
-        b = b if self.post2 is None else self.post2(b)
+        b = _times(b if self.post2 is None else self.post2(b), self.scaled)
         return self.drop(b) if self.drop else b
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,6 +120,11 @@ class Layer(nn.Module):
             return x + self._attended(y) + self._fed(self.norm2(x) if self.two_norms else y)
         x = x + self._attended(y)
         return x + self._fed(self.norm2(x))
+
+
+def _times(x: Tensor, scaled: bool) -> Tensor:
+    """A kernel of multiplication by a fixed number, whichever it is."""
+    return x * 1.0 if scaled else x
 
 
 def _norm(spec: Decoder) -> nn.Module:
@@ -141,12 +147,13 @@ class Embed(nn.Module):
         self.positions = nn.Embedding(max(spec.positions, seq), spec.hidden) if spec.position == "learned" else None
         self.drop = Dropout(rate_of(spec, habits))
         self.norm = _norm(spec) if spec.embed_norm else None
+        self.scaled = "embedding" in spec.scaled
 
     def forward(self, ids: Tensor) -> Tensor:
         x: Tensor = self.tokens(ids)
         if self.positions is not None:
             x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
-        x = self.drop(x)
+        x = _times(self.drop(x), self.scaled)
         return x if self.norm is None else self.norm(x)
 
 
@@ -158,7 +165,9 @@ class Head(nn.Module):
         self.norm = _norm(spec)
         self.logits = nn.Linear(spec.hidden, spec.vocab, bias=spec.head_bias)
         self.cap = Cap(30.0) if spec.capped_logits else None
+        self.scaled = "head" in spec.scaled, "logits" in spec.scaled
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.logits(self.norm(x))
+        read, made = self.scaled
+        y = _times(self.logits(_times(self.norm(x), read)), made)
         return y if self.cap is None else self.cap(y)

@@ -7,13 +7,13 @@ from functools import partial
 from msgspec.structs import replace
 
 from sim.framework.framework import Framework
-from sim.model.layers.elementwise import residual
+from sim.model.layers.elementwise import multiplied, residual
 from sim.model.layers.ends import capped_logits, embedding, logits, loss
 from sim.model.layers.grouped_query import grouped_query
 from sim.model.layers.linear import casts
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import before, beside, norm
-from sim.model.parts import Block, Part, Shape
+from sim.model.parts import Block, Part, Shape, still
 from sim.model.share import Share, share_of
 from sim.model.specs.decoder import Decoder
 from topologies.errors import BadInput
@@ -82,6 +82,9 @@ def _embed(spec: Decoder, share: Share) -> list[Part]:
             share, spec.hidden, spec.vocab + spec.further_rows, tables=tables, dropout=_drops(spec, share), frozen=spec.lora is not None
         )
     ]
+    if "embedding" in spec.scaled:
+        factor = multiplied(share, "embed.scale", share.srows * spec.hidden, share.es)
+        parts += [still(part) for part in factor] if spec.lora is not None else factor
     if spec.embed_norm:
         parts.append(_norm(spec, share, "embed.norm", after_residual=False))
     return parts
@@ -206,6 +209,8 @@ def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool, seen: Share 
         attn, rest = beside_frozen(attn, spec, share), beside_frozen(rest, spec, share)
     norms = [_norm(spec, share, "norm1", modules=2), _norm(spec, share, "norm2")] if spec.pre_norms else []
     joins = [residual(share, f"{name}.residual", rows, h, dropout=drops) for name in ("attn", "mlp")]
+    if "mixers" in spec.scaled:
+        attn, rest = ([*made, *multiplied(share, f"{name}.scale", rows * h, share.es)] for name, made in (("attn", attn), ("mlp", rest)))
     if spec.parallel_block:  # one norm feeds both, or each has its own; their sum is one more add before the residual's
         if not spec.two_norms and rest[0].cls == "gemm" and not casts(share):
             rest[0] = replace(rest[0], saved=0)  # the norm's result is kept once
@@ -223,6 +228,8 @@ def _hybrid(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Pa
         from sim.model.layers.lora import beside_frozen
 
         inner = beside_frozen(inner, spec, share)
+    if "mixers" in spec.scaled:
+        inner = [*inner, *multiplied(share, "mixer.scale", share.srows * spec.hidden, share.es)]
     first = before(share, _norm(spec, share, "norm1", modules=2), inner[0])
     return [first, *inner, residual(share, "residual", share.srows, spec.hidden, dropout=_drops(spec, share))]
 
@@ -230,7 +237,9 @@ def _hybrid(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Pa
 def _head(spec: Decoder, share: Share) -> list[Part]:
     return [
         _norm(spec, share, "head.norm"),
+        *(multiplied(share, "head.norm.scale", share.srows * spec.hidden, share.e) if "head" in spec.scaled else []),
         logits(share, spec.hidden, spec.vocab, tied=spec.tied, bias=spec.head_bias, frozen=spec.lora is not None),
+        *(multiplied(share, "head.scale", share.rows * share.words(spec.vocab), share.e) if "logits" in spec.scaled else []),
         *(capped_logits(share, spec.vocab) if spec.capped_logits else []),
         loss(share, spec.vocab),
     ]

@@ -42,6 +42,14 @@ def transpose(share: Share, n: int) -> MemoryBound:
     return elementwise("transpose_tiled" if share.framework.attention.tiled_transposes else "transpose", share, n, share.e, share.e)
 
 
+def multiplied(share: Share, name: str, elements: int, e: int) -> list[Part]:
+    """`elements` of `e` bytes times a fixed number, and so their gradients; nothing is kept. A compiler does it in a kernel beside it."""
+    if share.framework.compile:
+        return []
+    scale = elementwise("scale", share, elements, e, e)
+    return [Part(name=name, forward=(scale,), backward=(scale,), cls="elementwise", modules=0)]
+
+
 def capping(share: Share, elements: int, backward: bool = False) -> list[Work]:
     """x / c, tanh and its product with c; the result of tanh is kept (transformers, modeling_gemma2.py)."""
     scale = elementwise("scale", share, elements, share.e, share.e)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.model.readers.config import Config, sizes, windows
 from sim.model.readers.families import FAMILIES
-from sim.model.readers.gated import Fields, llama
+from sim.model.readers.gated import GRANITE, Fields, llama
 from topologies.errors import Refused
 
 
@@ -143,7 +143,7 @@ def _dbrx(c: Config) -> Fields:
 
 
 READERS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "mixtral": mixtral, "granitemoe": mixtral, "phimoe": _phimoe, "olmoe": _olmoe, "qwen2_moe": qwen_moe, "qwen3_moe": qwen_moe,
+    "mixtral": mixtral, "granitemoe": lambda c: mixtral(c) | {"scaled": list(GRANITE)}, "phimoe": _phimoe, "olmoe": _olmoe, "qwen2_moe": qwen_moe, "qwen3_moe": qwen_moe,
     "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "kimi_k2": _deepseek, "mistral4": _deepseek, "glm4_moe_lite": _glm_lite, "gpt_oss": _gpt_oss, "dbrx": _dbrx,
     "qwen3_vl_moe_text": qwen_moe, "glm4_moe": _glm_moe, "llama4_text": _llama4, "minimax_m2": _minimax_m2, "ernie4_5_moe": _ernie_moe,
 }  # fmt: skip

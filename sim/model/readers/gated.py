@@ -13,7 +13,7 @@ Fields = dict[str, Any]
 
 
 def llama(c: Config) -> Fields:
-    """Llama, Mistral, Qwen2, Qwen3, InternLM, Granite, SmolLM: what differs are biases, windows and norms of heads."""
+    """Llama, Mistral, Qwen2, Qwen3, InternLM, SmolLM: what differs are biases, windows and norms of heads."""
     family = {"qwen2": "qwen2", "qwen3": "qwen3", "internlm": "internlm"}.get(c.kind, "llama")
     fields = {**FAMILIES[family], **sizes(c), "ffn": c.number("intermediate_size"), "dropout": 0.0}
     fields["activation"] = c.activation("hidden_act", gated=True)
@@ -48,11 +48,14 @@ def _phi3(c: Config) -> Fields:
 
 
 def _gemma(c: Config) -> Fields:
-    """The embedding is the head; heads of 256."""
+    """The embedding is the head, and its rows are multiplied; heads of 256."""
     fields = llama(c) | {"tied": c.flag("tie_word_embeddings", True), "head_dim": c.number("head_dim", default=256)}
-    return fields | {"activation": c.activation("hidden_activation", "hidden_act", gated=True, default="gelu_pytorch_tanh")}
+    fields["activation"] = c.activation("hidden_activation", "hidden_act", gated=True, default="gelu_pytorch_tanh")
+    return fields | {"scaled": ["embedding"]}
 
 
+GRANITE = ("embedding", "mixers", "logits")
+"""What Granite multiplies (modeling_granite.py, modeling_granitemoe.py, modeling_granitemoehybrid.py)."""
 _CAPS = (("capped_scores", "attn", 50.0), ("capped_logits", "final", 30.0))
 """Fields, keys, and what Gemma2Config takes where a file leaves them out."""
 
@@ -113,13 +116,18 @@ def _stablelm(c: Config) -> Fields:
 def _cohere(c: Config) -> Fields:
     """One LayerNorm without bias feeds attention and MLP; the embedding is the head. Command R+ has a norm with a weight for each head."""
     fields = llama(c) | {"norm": "layernorm", "norm_bias": False, "parallel_block": True, "tied": c.flag("tie_word_embeddings", True)}
-    return fields | {"qk_norm": c.flag("use_qk_norm"), "qk_norm_whole": c.flag("use_qk_norm")}
+    return fields | {"qk_norm": c.flag("use_qk_norm"), "qk_norm_whole": c.flag("use_qk_norm"), "scaled": ["logits"]}
 
 
 def _cohere2(c: Config) -> Fields:
     """Command R7B and A: windows in three layers of four, no rotary positions in the fourth."""
     rhythm = windows(c, c.number("num_hidden_layers"), c.number("sliding_window_pattern", "_sliding_window_pattern", default=4))
     return _cohere(c) | {"window": c.number("sliding_window", default=4096), "full_unrotated": True, **rhythm}
+
+
+def granite(c: Config) -> Fields:
+    """Llama with factors (embedding_multiplier, residual_multiplier, logits_scaling; attention's is that of its scores anyway)."""
+    return llama(c) | {"scaled": list(GRANITE)}
 
 
 def _ernie(c: Config) -> Fields:
@@ -171,7 +179,7 @@ def _baichuan(c: Config) -> Fields:
 
 
 READERS: dict[str, Callable[[Config], Fields]] = {
-    "llama": llama, "mistral": llama, "ministral3": llama, "qwen2": llama, "qwen3": llama, "internlm": llama, "granite": llama, "aquila": llama,
+    "llama": llama, "mistral": llama, "ministral3": llama, "qwen2": llama, "qwen3": llama, "internlm": llama, "granite": granite, "aquila": llama,
     "smollm3": lambda c: llama(c) | {"tied": c.flag("tie_word_embeddings", True)}, "internlm2": _internlm2, "phi3": _phi3,
     "gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3, "olmo": _olmo, "olmo2": _olmo2, "stablelm": _stablelm, "cohere": _cohere,
     "nemotron": _nemotron, "arcee": _arcee, "qwen": _qwen, "chatglm": _chatglm, "baichuan": _baichuan,

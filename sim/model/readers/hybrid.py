@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.model.readers.config import Config, sizes
 from sim.model.readers.experts import mixtral, qwen_moe
-from sim.model.readers.gated import Fields, llama
+from sim.model.readers.gated import Fields, granite, llama
 
 
 def _qwen3_next(c: Config) -> Fields:
@@ -54,7 +54,7 @@ def _granite_hybrid(c: Config) -> Fields:
     """Granite 4: Mamba-2 in most layers, attention in some; experts and one MLP for every token, or that MLP alone."""
     shared, experts = c.number("shared_intermediate_size", default=1024), c.number("num_local_experts", default=0)
     kinds = c.tree.get("layer_types") or c.tree.get("layers_block_type") or ["mamba"] * c.number("num_hidden_layers")
-    fields = llama(c) | {"mixers": "".join("*" if kind == "attention" else "M" for kind in kinds), "ffn": shared, "window": 0}
+    fields = granite(c) | {"mixers": "".join("*" if kind == "attention" else "M" for kind in kinds), "ffn": shared, "window": 0}
     fields["position"] = "rope" if c.tree.get("position_embedding_type") == "rope" else "none"
     fields["mamba"] = {
         "heads": c.number("mamba_n_heads"), "head_dim": c.number("mamba_d_head", default=64), "state": c.number("mamba_d_state", default=256),

@@ -140,6 +140,9 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     """A tanh bounds attention's scores (Gemma 2's attn_logit_softcapping, Grok-1)."""
     capped_logits: bool = False
     """... and the logits (final_logit_softcapping)."""
+    scaled: tuple[Literal["embedding", "mixers", "head", "logits"], ...] = ()
+    """What a fixed number multiplies: the embedding's rows (Gemma, Granite, MiniCPM), what attention and the MLP make (Granite's residual_multiplier,
+    MiniCPM's scale_depth), what the head's linear reads (MiniCPM's dim_model_base), the logits (Granite, Cohere). A kernel each, but for compilers."""
     sinks: bool = False
     """One learned sink logit per head (GPT-OSS)."""
     parallel_block: bool = False
