@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from executor.nvml import driver
+from executor.periods import period, trained
 from executor.play import PlayResult, run_play
 from executor.possible import check_runs, without_stock
 from executor.probe import completed, probe
@@ -29,6 +30,7 @@ from sim.program import HOST, Program
 from sim.result.prediction import Prediction
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
+from sim.steady.detail import STEPS
 from sim.tables import Tabular
 from sim.trace import Trace
 from topologies.errors import BadInput
@@ -139,17 +141,18 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
     setting = bind(plan, machines())
     left_out = without_stock(setting)
     calibrated(plan.world, path, say)
-    predicted = predict_setting(setting, calibration=path, fold=False)
+    every = period(plan)
+    every = every if every <= steps else 1  # what happens more seldom is in neither's median step
+    predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + (plan.update.every if plan.local else 1)), fold=False)
     assert predicted.program is not None and predicted.trace is not None
     say(f"predicted: {predicted.step_time_s * 1e3:.2f} ms a step")
-    stock = None if left_out else run_stock(plan, folder, steps)
+    stock, times = (None, []) if left_out else trained(plan, folder, steps, every)
     say(f"trained {len(stock.step_times)} steps with PyTorch's own machinery" if stock else f"not trained by PyTorch itself: {left_out}")
     played = run_program(predicted.program, setting, path, folder, steps)
     say(f"played {len(played.step_times)} steps of the program")
     runs: dict[str, StockResult | PlayResult] = {"stock": stock, "played": played} if stock else {"played": played}
-    found = {
-        name: (align_by_class if name == "stock" else align_by_id)(predicted.trace, run.trace, run.step_times) for name, run in runs.items()
-    }
+    found = {"stock": _beside_stock(predicted, stock.trace, times, every)} if stock else {}
+    found["played"] = align_by_id(predicted.trace, played.trace, played.step_times)
     notes = _buckets(predicted.program, stock) if stock else [f"not trained by PyTorch itself: {left_out}"]
     notes += [f"stock: {stock.warning}"] if stock and stock.warning else []
     return Twin(
@@ -158,9 +161,22 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
         traces=[predicted.trace, *(run.trace for run in reversed(runs.values()))],
         comparisons=found,
         times={name: run.step_times for name, run in runs.items()},
-        notes=[*_notes(found, runs), *notes],
+        notes=[*_notes(found, runs, every), *notes],
         calibration=str(path),
     )
+
+
+def _beside_stock(predicted: Prediction, stock: Trace, times: list[float], every: int) -> Comparison:
+    """The mean step of a period of `every` steps. A predicted trace is of steps that save nothing, unless all do: what a period's output takes is in
+    the prediction's figures."""
+    assert predicted.trace is not None
+    plan = predicted.plan
+    found = align_by_class(predicted.trace, stock, times, plan.update.every if plan.local and every > 1 else 1)
+    if every == 1 or not plan.output.periods:
+        return found
+    output = predicted.breakdown.output_s
+    classes = [msgspec.structs.replace(row, predicted=output) if row.cls == "output" else row for row in found.classes]
+    return msgspec.structs.replace(found, predicted_step=predicted.step_time_s, classes=tuple(classes))
 
 
 def run_program(program: Program, setting: Setting, calibration: Path | None, folder: Path, steps: int) -> PlayResult:
@@ -174,14 +190,15 @@ def run_program(program: Program, setting: Setting, calibration: Path | None, fo
     return run_play(program, found, folder, steps)
 
 
-def _notes(found: dict[str, Comparison], runs: Mapping[str, StockResult | PlayResult]) -> list[str]:
+def _notes(found: dict[str, Comparison], runs: Mapping[str, StockResult | PlayResult], every: int) -> list[str]:
     notes = []
     for name, one in found.items():
         spread = (one.measured_step.high - one.measured_step.low) / one.measured_step.median
         if spread > 0.15:
             notes.append(f"{name}: the machine is noisy, steps spread over {spread:.0%} of the median (p10 to p90)")
         if abs(one.error) > _GOOD:
-            notes.append(f"{name}: the prediction is off by {one.error:+.0%}; {_cause(one, step_of(runs[name].trace))}")
+            recorded = step_of(runs[name].trace, every if name == "stock" else 1)
+            notes.append(f"{name}: the prediction is off by {one.error:+.0%}; {_cause(one, recorded)}")
         if one.missing:
             notes.append(f"{name}: {len(one.missing)} predicted ops have no span, first {one.missing[0]}")
     return notes

@@ -19,7 +19,7 @@ from sim.imported.names import NAMED, told
 from sim.program import EVENTS, MEETING, ORDERS, cpu_lane
 from sim.tables import Tabular, aligned
 from sim.timeline.asynchrony import mean_step, served
-from sim.timeline.metrics import breakdown, step_time
+from sim.timeline.metrics import breakdown, step_time, step_times
 from sim.trace import Span, Trace
 
 _STEP = re.compile(r"/s\d+(?=/)")
@@ -126,12 +126,12 @@ def _key(span: Span) -> str:
     return _STEP.sub("", span.id)
 
 
-def reported(trace: Trace) -> list[Span]:
-    """Spans of the step that figures are of."""
+def reported(trace: Trace, every: int = 1) -> list[Span]:
+    """Spans of the step that figures are of, or of so many that end with it."""
     numbers = sorted({s.step for s in trace.spans}) or [0]
     number = numbers[max(-len(numbers), trace.reported)]
     # By the step that they belong to, not by the clock: the host runs ahead of the devices.
-    return [s for s in trace.spans if s.step == number]
+    return [s for s in trace.spans if number - every < s.step <= number]
 
 
 def alike(measured: Trace) -> Callable[[Span], float]:
@@ -171,9 +171,15 @@ def breakdowns(predicted: Trace, measured: Trace) -> tuple[dict[str, float], dic
     return ours, theirs
 
 
-def step_of(trace: Trace) -> float:
-    """Seconds of the step that is reported; of ranks that do not wait for each other, of the mean one."""
-    return mean_step(trace).total if served(trace) else step_time(trace)
+def step_of(trace: Trace, every: int = 1) -> float:
+    """Seconds of the step that is reported, or the mean of so many that end with it; of ranks that do not wait for each other, of the mean one."""
+    if served(trace):
+        return mean_step(trace).total
+    if every == 1:
+        return step_time(trace)
+    times = step_times(trace)
+    last = len(times) + max(-len(times), trace.reported)
+    return statistics.fmean(times[max(0, last + 1 - every) : last + 1])
 
 
 def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparison:
@@ -214,9 +220,9 @@ def _by_class(rows: Iterable[tuple[str, float, float, int]], ranks: int = 1) -> 
     return tuple(sorted(found, key=lambda row: -max(row.predicted, row.measured)))
 
 
-def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Comparison:
-    """Compares seconds per step and rank by class of op."""
-    wanted = [s for s in reported(predicted) if s.kind not in ORDERS]
+def align_by_class(predicted: Trace, stock: Trace, steps: list[float], every: int = 1) -> Comparison:
+    """Compares seconds per step and rank by class of op; of plans that do something every few steps, per mean step of such a period."""
+    wanted = [s for s in reported(predicted, every) if s.kind not in ORDERS]
     # Loaders are processes of their own, which a profiler of the training one does not see.
     if not any(s.lane.startswith("loader") for s in stock.spans):
         wanted = [s for s in wanted if not s.lane.startswith("loader")]
@@ -230,9 +236,9 @@ def align_by_class(predicted: Trace, stock: Trace, steps: list[float]) -> Compar
     ranks = max(1, len(stock.ranks))
     weight, lasts = predicted.weight, alike(stock)
     total = sum(weight.get(rank, 1) for rank in predicted.ranks) or 1
-    ours = [(name_of(s), lasts(s) * weight.get(s.rank, 1) / total, 0.0, 1) for s in wanted]
+    ours = [(name_of(s), lasts(s) * weight.get(s.rank, 1) / (total * every), 0.0, 1) for s in wanted]
     theirs = [(name_of(s), 0.0, lasts(s) / (count * ranks), 0) for s in stock.spans if s.kind not in ORDERS]
-    return Comparison(step_of(predicted), Measured.of(steps), _by_class(ours + theirs), origin=stock.origin)
+    return Comparison(step_of(predicted, every), Measured.of(steps), _by_class(ours + theirs), origin=stock.origin)
 
 
 def guilty(comparison: Comparison) -> tuple[str, float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from executor.nvml import clocks
+from executor.periods import period, trained
 from executor.play import PlayResult
 from executor.ranks.environment import sharing
 from executor.ranks.launch import Interrupted, time_limit
@@ -19,7 +20,6 @@ from executor.validation.gpu_cases import Case
 from executor.validation.gpu_fit import fitting, notes
 from executor.validation.gpu_rows import Row, classes_of, key_of, ops_within, read_row, write_row
 from executor.validation.gpu_site import Site
-from executor.validation.here import trained
 from sim.align import Comparison, Measured, align_by_class, align_by_id
 from sim.files.chrome import write_trace
 from sim.files.runs import write_atomic
@@ -130,7 +130,7 @@ def _played(row: Row, case: Case, setting: Setting, good: Prediction, path: Path
 
 def _stock(row: Row, plan: Plan, good: Prediction, folder: Path, steps: int) -> Comparison | None:
     """Trains the plan with PyTorch's own machinery; None where the profiler saw nothing of the device. Raises `Refused` where it has none for it."""
-    stock, times = trained(plan, folder, steps)
+    stock, times = trained(plan, folder, steps, period(plan))
     assert good.trace is not None
     write_trace(stock.trace, folder / "stock.json.gz")
     row.stock, row.stock_memory = Measured.of(times), stock.memory

@@ -11,13 +11,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from itertools import combinations
-from math import lcm
 from pathlib import Path
 
 import msgspec
 
-from executor.repeats import means
-from executor.stock import PROFILED, WARMUP, StockResult, run_stock
+from executor.periods import period, trained
 from executor.training.limits import check_stock
 from executor.twin import Say, calibrated, run_program
 from executor.validation.here_plans import INPUTS, KINDS, MODELS, SHIPPED
@@ -160,21 +158,8 @@ def _run(
         assert predicted.program is not None
         played = run_program(predicted.program, setting, calibration, folder, steps)
         return played.step_times, mean_step(played.trace) if setting.plan.asynchronous else breakdown(played.trace)
-    stock, times = trained(setting.plan, folder, steps)
+    stock, times = trained(setting.plan, folder, steps, period(setting.plan))
     return times, over_all(stock.trace)
-
-
-def trained(plan: Plan, folder: Path, steps: int) -> tuple[StockResult, list[float]]:
-    """A stock run of whole periods of what happens every few steps, and its step times, each the mean over one period."""
-    every = period(plan)
-    whole = -(-steps // every) * every
-    stock = run_stock(plan, folder, whole, warmup=-(-WARMUP // every) * every, profile=-(-PROFILED // every) * every)
-    return stock, means(stock.step_times, every)
-
-
-def period(plan: Plan) -> int:
-    """Steps after which everything that does not happen in each of them has happened once."""
-    return lcm(*plan.output.periods, plan.update.every if plan.local else 1)
 
 
 def over_all(trace: Trace) -> Breakdown:

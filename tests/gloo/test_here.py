@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from executor.periods import period
 from executor.repeats import means
-from executor.validation.here import Row, here, how_to_run, period, plans, summary
+from executor.validation.here import Row, here, how_to_run, plans, summary
 from executor.validation.here_plans import INPUTS, KINDS
 from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
