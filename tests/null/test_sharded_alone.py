@@ -23,6 +23,11 @@ def test_one_rank_that_asks_for_fsdp2_has_its_hooks_and_copies() -> None:
     works = [work.what for ops in sharded.program.segments.values() for op in ops for work in op.works if isinstance(work, HostWork)]
     assert {"fsdp_unit", "fsdp_parameter"} <= set(works)
     assert not any(op.kind == "collective" for ops in sharded.program.segments.values() for op in ops)
+    reduced = [op for ops in sharded.program.segments.values() for op in ops if op.id.startswith("grad/") and op.works]
+    assert {op.id.rpartition(".")[2]: [str(work).partition(",")[0] for work in op.works] for op in reduced} == {
+        "copy_in": ["memorybound(what=copy"],
+        "alone": ["memorybound(what=copy"],
+    }
     assert sharded.step_time_s > plain.step_time_s
     megatron = [
         predict(load_plan(BASE, ("framework=megatron-core", *changes)), "dgx-h100").step_time_s for changes in ((), ("parallel.zero=2",))

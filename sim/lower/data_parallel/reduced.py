@@ -24,9 +24,11 @@ def before_message(job: Job, name: str, lane: str, elements: int, ranks: int) ->
 
 
 def in_place_of_message(job: Job, name: str, lane: str, elements: int) -> list[Op]:
-    """What one rank alone does where others scatter: the unit divided into a new tensor, and copied into what the optimizer reads."""
+    """What one rank alone does where others scatter: the unit copied into what the optimizer reads; divided into a new tensor before, where it is of
+    experts, to whom the rows of several ranks have come (`gradient_divide_factor`)."""
     size, dtype = round(elements * job.reduce_bytes), job.framework.precision.reduce_dtype
-    works: list[Work] = [MemoryBound("scale", size, size, dtype), MemoryBound("copy", size, size, dtype)]
+    divided = job.size("grad") > 1
+    works: list[Work] = [*([MemoryBound("scale", size, size, dtype)] * divided), MemoryBound("copy", size, size, dtype)]
     return _on(job, lane, f"{name}.alone", works if job.fsdp2 else [])
 
 
