@@ -84,7 +84,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise RunFailed("rank 0 of 1 stopped with OutOfMemoryError (bodies.py:1): CUDA out of memory", str(folder))
         return PlayResult(step_times=[0.01] * 4, trace=Trace([], "played", 1, 2), by_rank=[[0.01]])
 
-    def train(plan: Any, folder: Path, steps: int) -> tuple[StockResult, list[float]]:
+    def train(plan: Any, folder: Path, steps: int, every: int) -> tuple[StockResult, list[float]]:
         seen.append(f"stock {folder.name}")
         if folder.name == "bert-base":
             raise Refused("stock training knows decoders and MLPs")
