@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from math import lcm
 from pathlib import Path
 
 from executor.repeats import means
 from executor.stock import PROFILED, WARMUP, StockResult, run_stock
 from sim.plan import Plan
-
-
-def period(plan: Plan) -> int:
-    """Steps after which everything that does not happen in each of them has happened once."""
-    return lcm(*plan.output.periods, plan.update.every if plan.local else 1)
 
 
 def trained(plan: Plan, folder: Path, steps: int, every: int) -> tuple[StockResult, list[float]]:

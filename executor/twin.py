@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from executor.nvml import driver
-from executor.periods import period, trained
+from executor.periods import trained
 from executor.play import PlayResult, run_play
 from executor.possible import check_runs, without_stock
 from executor.probe import completed, probe
@@ -141,9 +141,8 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
     setting = bind(plan, machines())
     left_out = without_stock(setting)
     calibrated(plan.world, path, say)
-    every = period(plan)
-    every = every if every <= steps else 1  # what happens more seldom is in neither's median step
-    predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + (plan.update.every if plan.local else 1)), fold=False)
+    every = plan.period if plan.period <= steps else 1  # what happens more seldom is in neither's median step
+    predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + min(every, plan.averages_every)), fold=False)
     assert predicted.program is not None and predicted.trace is not None
     say(f"predicted: {predicted.step_time_s * 1e3:.2f} ms a step")
     stock, times = (None, []) if left_out else trained(plan, folder, steps, every)
@@ -171,7 +170,7 @@ def _beside_stock(predicted: Prediction, stock: Trace, times: list[float], every
     the prediction's figures."""
     assert predicted.trace is not None
     plan = predicted.plan
-    found = align_by_class(predicted.trace, stock, times, plan.update.every if plan.local and every > 1 else 1)
+    found = align_by_class(predicted.trace, stock, times, min(every, plan.averages_every))
     if every == 1 or not plan.output.periods:
         return found
     output = predicted.breakdown.output_s

@@ -6,6 +6,7 @@ TOML). Sizes are bytes, times seconds. A field that is `None` is filled from the
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -316,6 +317,16 @@ class Plan(_Section, frozen=True, kw_only=True):
     def local(self) -> bool:
         """Ranks update alone, each its own parameters, and average them now and then."""
         return self.update.mode == "local" and self.task != "forward"
+
+    @property
+    def averages_every(self) -> int:
+        """Steps from one average of parameters to the next; 1 without local updates."""
+        return self.update.every if self.local else 1
+
+    @property
+    def period(self) -> int:
+        """Steps after which everything that does not happen in each of them has happened once."""
+        return lcm(*self.output.periods, self.averages_every)
 
     @property
     def served(self) -> bool:

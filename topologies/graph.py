@@ -216,6 +216,11 @@ class Topology:
         machine = self._sites[node].machine
         return (machine.cpu,) * len(machine.sockets)
 
+    def host_memory(self, node: int) -> int:
+        """Bytes of all sockets of a node; 0 where they are not known."""
+        machine = self._sites[node].machine
+        return machine.cpu.memory * len(machine.sockets)
+
     def cores(self, node: int) -> int:
         """CPU cores of the whole node."""
         machine = self._sites[node].machine

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from executor.nvml import clocks
-from executor.periods import period, trained
+from executor.periods import trained
 from executor.play import PlayResult
 from executor.ranks.environment import sharing
 from executor.ranks.launch import Interrupted, time_limit
@@ -130,7 +130,7 @@ def _played(row: Row, case: Case, setting: Setting, good: Prediction, path: Path
 
 def _stock(row: Row, plan: Plan, good: Prediction, folder: Path, steps: int) -> Comparison | None:
     """Trains the plan with PyTorch's own machinery; None where the profiler saw nothing of the device. Raises `Refused` where it has none for it."""
-    stock, times = trained(plan, folder, steps, period(plan))
+    stock, times = trained(plan, folder, steps, plan.period)
     assert good.trace is not None
     write_trace(stock.trace, folder / "stock.json.gz")
     row.stock, row.stock_memory = Measured.of(times), stock.memory

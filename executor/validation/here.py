@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from executor.periods import period, trained
+from executor.periods import trained
 from executor.training.limits import check_stock
 from executor.twin import Say, calibrated, run_program
 from executor.validation.here_plans import INPUTS, KINDS, MODELS, SHIPPED
-from sim.align import Measured
+from sim.align import Measured, step_of
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.predict import predict_setting
@@ -28,7 +28,7 @@ from sim.setting.bind import Setting, bind, model_of
 from sim.steady.detail import STEPS
 from sim.timeline.asynchrony import mean_step
 from sim.timeline.bottleneck import bottleneck, bottlenecks
-from sim.timeline.metrics import Breakdown, breakdown, step_times
+from sim.timeline.metrics import Breakdown, breakdown
 from sim.trace import Trace
 from topologies.errors import Refused, SteptwinError, UnknownName
 
@@ -129,10 +129,10 @@ def _row(name: str, kind: str, plan: Plan, how: str, folder: Path, steps: int, s
     folder.mkdir(parents=True, exist_ok=True)
     calibrated(plan.world, path, say)
     setting = bind(plan, "this-machine")
-    every = plan.update.every if plan.local else 1
+    every = plan.averages_every
     predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + every), fold=False)
     assert predicted.program is not None and predicted.trace is not None
-    seconds = statistics.fmean(step_times(predicted.trace)[-every:]) if every > 1 else predicted.step_time_s
+    seconds = step_of(predicted.trace, every) if every > 1 else predicted.step_time_s
     times, split = _run(setting, how, predicted, path, folder / name, steps)
     measured = Measured.of(times)
     return Row(
@@ -158,7 +158,7 @@ def _run(
         assert predicted.program is not None
         played = run_program(predicted.program, setting, calibration, folder, steps)
         return played.step_times, mean_step(played.trace) if setting.plan.asynchronous else breakdown(played.trace)
-    stock, times = trained(setting.plan, folder, steps, period(setting.plan))
+    stock, times = trained(setting.plan, folder, steps, setting.plan.period)
     return times, over_all(stock.trace)
 
 

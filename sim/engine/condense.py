@@ -143,9 +143,8 @@ def _exposed(part: list[Priced], seconds: float, meeting: Callable[[Op], float],
     beside = sum(meeting(op) for op, _ in part if op.kind == "collective" and op.lane != COMPUTE)
     kernels = sum(cost.seconds - cost.exposed for op, cost in part if op.kind == "compute" and op.lane == COMPUTE)
     last = max((at for at, (op, _) in enumerate(part) if op.kind == "collective"), default=len(part))
-    kernels += sum(
-        cost.seconds for op, cost in part[last:] if op.kind == "compute" and op.lane != COMPUTE
-    )  # what a last message's result takes
+    # What is done to the last message's result.
+    kernels += sum(cost.seconds for op, cost in part[last:] if op.kind == "compute" and op.lane != COMPUTE)
     longer = max(0.0, seconds - between - kernels)
     return min(between + max(0.0, min(slow * longer - (slow - 1.0) * beside, longer)), seconds)
 

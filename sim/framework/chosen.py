@@ -74,8 +74,8 @@ def sharded_alone(plan: Plan) -> bool:
 
 def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
     """(level of ZeRO, whether gathered parameters are freed after forward). 0 where there is nobody to share with, but for one rank whose plan asks
-    FSDP2 for it, whose hooks, casts and copies are there all the same, or offloads its parameters. 3 where the framework's ZeRO-2 is an FSDP that keeps its parameters; a
-    pipeline's FSDP keeps them through the step (torchtitan, parallelize_llama.py)."""
+    FSDP2 for it, whose hooks, casts and copies are there all the same, or offloads its parameters. 3 where the framework's ZeRO-2 is an FSDP that
+    keeps its parameters; a pipeline's FSDP keeps them through the step (torchtitan, parallelize_llama.py)."""
     p = plan.parallel
     zero = zero_of(plan, framework) if _share(plan, framework) else 0
     layers = zero == 2 and framework.data_parallel.zero2 == "layers"

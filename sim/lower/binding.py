@@ -83,7 +83,7 @@ def refuse(job: Job) -> None:
 
 
 def _refuse_offload(job: Job) -> None:
-    """On a CPU, which has no memory besides."""
+    """On a CPU, which has no memory besides; and of parameters that are not gathered block by block."""
     offload = job.plan.memory.offload
     said = 'optimizer.on = "cpu"' if offload == "none" and job.plan.optimizer.on == "cpu" else f'memory.offload = "{offload}"'
     if job.device == "cpu" and (offload != "none" or job.plan.optimizer.on == "cpu"):

@@ -84,11 +84,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.zero == 3 and is_fsdp2(self.framework)
 
     @property
-    def alone(self) -> bool:
-        """One rank that shards, as FSDP2 does over a mesh of one and who offloads parameters: nothing is sent, and copied all the same."""
-        return self.zero == 3 and self.size("grad") == 1
-
-    @property
     def dtensor(self) -> bool:
         """Linears are modules of DTensors, split by `parallelize_module`, each call of which Python dispatches."""
         return self.framework.tensor_parallel.style == "dtensor" and self.size("tp") > 1 and self.eager and not self.compiled

@@ -185,9 +185,10 @@ def pair(stages: list[StageSegments]) -> None:
 def syncs(job: Job, last: bool) -> bool:
     """Do gradients leave with this micro-batch's backward, or after it? Sharded ones leave at once, whole ones after the last micro-batch.
 
-    With ZeRO-2 also in a pipeline (grad_reduce_every_bprop of Megatron-FSDP's fully_sharded_data_parallel.py); torch's FSDP waits there.
+    With ZeRO-2 also in a pipeline (grad_reduce_every_bprop of Megatron-FSDP's fully_sharded_data_parallel.py); torch's FSDP waits there. One rank
+    that shards by itself (`sharded_alone`) sends nothing, and copies all the same.
     """
-    if not job.train or not job.plan.update.summed or (job.size("grad") * job.size("edp") == 1 and not job.alone):
+    if not job.train or not job.plan.update.summed or (job.size("grad") * job.size("edp") == 1 and job.zero < 3):
         return False
     return last or job.zero == 2 or (job.zero == 3 and job.size("pp") == 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim.framework.chosen import sharding_of
 from sim.framework.framework import Framework
-from sim.lower.optimizer.owned import moment_width
+from sim.lower.optimizer.owned import moment_width, shard_width
 from sim.memory.static import counts
 from sim.model.parts import Network
 from sim.model.stages import Blocks
@@ -16,14 +16,14 @@ from sim.work import BYTES
 def host_bytes(plan: Plan, network: Network, framework: Framework, chunks: tuple[Blocks, ...]) -> int:
     """Of a rank with these blocks: fp32 parameters, their moments, and gradients as they come down; of parameters that lie there, too, the narrow
     ones that go up, unless the device makes them of the fp32 ones, and frozen ones (ZeRO-Offload, Ren et al. 2021, section 4.1)."""
-    mesh, (zero, _), precision = mesh_of(plan), sharding_of(plan, framework), framework.precision
-    alone = precision.master and framework.data_parallel.one_copy(zero)
-    lying = plan.parameters_offloaded * (0.0 if alone else BYTES[precision.param_dtype])
+    mesh, (zero, _) = mesh_of(plan), sharding_of(plan, framework)
+    lying = shard_width(framework, zero)
+    trained = 4.0 + BYTES[framework.precision.grad_dtype] + (lying if plan.parameters_offloaded and lying < 4.0 else 0.0)
     total = 0.0
     for (expert, frozen, packed), (count, kept) in counts(network, chunks, plan.optimizer.name).items():
         share = 1.0 / max(1, mesh.size(mesh.shard_axis(expert)) if zero else 1)
         if frozen:
-            total += count * share * (packed or lying or 4.0) * plan.parameters_offloaded
+            total += count * share * (packed or lying) * plan.parameters_offloaded
         else:
-            total += share * (count * (4.0 + BYTES[precision.grad_dtype] + lying * (lying < 4.0)) + moment_width(plan, 4.0) * kept)
+            total += share * (count * trained + moment_width(plan, 4.0) * kept)
     return round(total)

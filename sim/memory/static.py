@@ -11,7 +11,7 @@ from sim.framework.chosen import sharding_of, zero_of
 from sim.framework.framework import Framework
 from sim.lower.data_parallel.buckets import named
 from sim.lower.optimizer import muon, outer
-from sim.lower.optimizer.owned import copy_width, flat_bytes, moment_width, states
+from sim.lower.optimizer.owned import copy_width, flat_bytes, moment_width, shard_width, states
 from sim.memory.overhead import constants
 from sim.model.parts import Block, Network, Part
 from sim.model.stages import Blocks, reader
@@ -168,8 +168,7 @@ def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tie
 
 def _passing(plan: Plan, framework: Framework, largest: int) -> float:
     """Of parameters in host memory: a rank's shard of the `largest` block on its way up, or of its gradients on their way down."""
-    wide = framework.precision.master and framework.data_parallel.one_copy(3)
-    width = max(4.0 if wide else BYTES[framework.precision.param_dtype], BYTES[framework.precision.grad_dtype])
+    width = max(shard_width(framework, 3), BYTES[framework.precision.grad_dtype])
     return largest / max(1, mesh_of(plan).size("fsdp")) * width
 
 

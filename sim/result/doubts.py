@@ -136,7 +136,7 @@ def _host_full(setting: Setting) -> Iterator[str]:
     needed = Counter[int]()
     for rank, stage in enumerate(places):
         needed[topology.node(rank)] += sizes[stage]
-    rooms = {node: sum(cpu.memory for cpu in topology.sockets(node)) for node in needed}
+    rooms = {node: topology.host_memory(node) for node in needed}
     node = max(needed, key=lambda at: needed[at] / (rooms[at] or math.inf))
     if 0 < rooms[node] < needed[node]:
         yield (

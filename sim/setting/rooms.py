@@ -19,10 +19,7 @@ def smallest_devices(setting: Setting) -> tuple[Gpu | Cpu, ...]:
     if len(kinds) == 1:
         return (kinds[0][0],) * plan.parallel.pp
     ranks = Counter(map(topology.node, range(plan.world)))
-    hosts = {
-        node: replace(topology.host(node), memory=sum(cpu.memory for cpu in topology.sockets(node)) // count)
-        for node, count in ranks.items()
-    }
+    hosts = {node: replace(topology.host(node), memory=topology.host_memory(node) // count) for node, count in ranks.items()}
     found: dict[int, Gpu | Cpu] = {}
     for rank, stage in enumerate(mesh_of(plan).places("pp")):
         device = topology.device(rank) if kinds else hosts[topology.node(rank)]

@@ -56,7 +56,7 @@ def warmed(period: int) -> int:
 def whole(setting: Setting, pricer: Pricer, output: Output) -> float | None:
     """Mean seconds of a step with such output, over a whole period; None where that is too long, or the program."""
     plan = msgspec.structs.replace(setting.plan, output=output)
-    period = math.lcm(*output.periods, plan.update.every if locally(plan) else 1)
+    period = plan.period
     if period > _LONGEST:
         return None
     before = warmed(period)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from executor.periods import period
 from executor.repeats import means
 from executor.validation.here import Row, here, how_to_run, plans, summary
 from executor.validation.here_plans import INPUTS, KINDS
@@ -50,7 +49,7 @@ def test_every_plan_becomes_a_lawful_program(name: str) -> None:
 
 def test_what_happens_every_few_steps_is_in_every_mean() -> None:
     plan = load_plan({"model": "gpt2-124m", "output": {"log_every": 4, "checkpoint_every": 6, "item_every": 5, "print_every": 7}})
-    assert period(plan) == 4 * 3 * 5 * 7 and period(load_plan({"model": "gpt2-124m"})) == 1
+    assert plan.period == 4 * 3 * 5 * 7 and load_plan({"model": "gpt2-124m"}).period == 1
     assert means([1.0, 3.0, 5.0, 7.0, 9.0], 2) == [2.0, 6.0]
 
 

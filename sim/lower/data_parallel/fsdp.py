@@ -62,9 +62,7 @@ def _lanes(job: Job, line: list[Unit]) -> list[str]:
     return list(dict.fromkeys(lane_of(axis) for unit in line for _, axis, _ in travelling(job, unit)))
 
 
-def backward(
-    job: Job, blocks: list[BlockOps], units: dict[str, Unit], pieces: Pieces, tag: str, sync: bool, later: bool = False
-) -> list[Op]:
+def backward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], pieces: Pieces, tag: str, sync: bool, later: bool) -> list[Op]:
     """Backward `pieces` of a stage with gathers before each block and, with `sync`, its gradients reduced after it; `later`: to join those of
     micro-batches before."""
     inline = job.size("pp") == 1

@@ -9,26 +9,23 @@ once, and added by the host. DeepSpeed's offload_param has 16-bit shards, and ad
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sim.lower.accumulate import COPY
 from sim.lower.data_parallel.reduced import joined
 from sim.lower.data_parallel.units import Sizes, Unit
 from sim.lower.job import Job
-from sim.lower.ops import host, order, record, spent
+from sim.lower.ops import host, order, record, spent, wait
 from sim.lower.optimizer.cpu import pass_over
+from sim.lower.optimizer.owned import shard_width
 from sim.program import COMPUTE, D2H, H2D, HOST, Op
 
 CLS = "comm.offload"
 
 
-def shard_width(job: Job) -> float:
-    """Bytes of one parameter as it lies in host memory: the optimizer's fp32 copy, where a rank has no other."""
-    alone = job.framework.precision.master and job.framework.data_parallel.one_copy(job.zero)
-    return 4.0 if alone else job.param_bytes
-
-
 def shard_bytes(job: Job, messages: Sizes) -> int:
     """Of the parameters of some messages, what one rank has."""
-    return round(sum(elements // job.size(axis) for _, axis, elements in messages) * shard_width(job))
+    return round(sum(elements // job.size(axis) for _, axis, elements in messages) * shard_width(job.framework, job.zero))
 
 
 def fetched(phase: str, unit: Unit) -> str:
@@ -57,7 +54,7 @@ def fetch_now(job: Job, phase: str, unit: Unit) -> list[Op]:
         return []
     before, name = ahead(job, unit), f"{phase}/{unit.name}.fetch"
     here = any(job.size(axis) == 1 for _, axis, _ in before)
-    ops = [Op(f"{name}ed.wait", "wait", COMPUTE, event=fetched(phase, unit))] if here else []
+    ops = [wait(job, fetched(phase, unit), COMPUTE)] if here else []
     rest = tuple(message for message in unit.messages if message not in before)
     if not rest:
         return ops
@@ -84,7 +81,7 @@ def leave(job: Job, name: str, lane: str, shard: float, tensors: int, later: boo
     if not later:
         return [*more, *there, down, *back]
     if job.fsdp2:
-        waited = Op(down.id, "copy", D2H, bytes=size, how="pageable", cls=CLS, blocking=True)
+        waited = replace(down, how="pageable", blocking=True)
         return [*more, *there, waited, host(f"{name}.add", pass_over(shard, 3 * job.grad_bytes), cls=COPY), *back]
     up = Op(f"{name}.return", "copy", H2D, bytes=size, how="pinned", cls=CLS)
     fetched_sum = [*order(job, f"{name}.asked", lane, H2D), up, *order(job, f"{name}.returned", H2D, lane)]

@@ -90,7 +90,8 @@ class Reduced:
     def _last(self, unit: Unit, suffix: str) -> str:
         """The event after which a unit's gradients are what the optimizer reads."""
         job = self._job
-        more = job.size("dp_replicate") > 1 or after_message(job, "", "", 1.0, job.size("grad")) or self._kept("", "", 1.0, 1)
+        kept = self._later or job.plan.parameters_offloaded
+        more = job.size("dp_replicate") > 1 or after_message(job, "", "", 1.0, job.size("grad")) or kept
         return f"grad/{unit.name}{suffix}.{'done' if more else 'scattered'}"
 
     def finish(self, tag: str) -> list[Op]:

@@ -59,6 +59,12 @@ def flat_bytes(plan: Plan, framework: Framework) -> float:
     return flat + 4.0 * widens(plan, framework, sharding_of(plan, framework)[0])
 
 
+def shard_width(framework: Framework, zero: int) -> float:
+    """Bytes of a parameter as a rank of ZeRO-3 keeps it to be gathered: the optimizer's fp32 copy, where it has no other."""
+    alone = framework.precision.master and framework.data_parallel.one_copy(zero)
+    return 4.0 if alone else BYTES[framework.precision.param_dtype]
+
+
 def copy_width(plan: Plan, framework: Framework, zero: int) -> float:
     """Bytes an element of the fp32 copy of the parameters that an optimizer keeps beside those that forward reads: none where autocast makes these
     anew, or the copy is all that a rank keeps; what 16 bits lack of it where the update reads them (`reads_narrow`)."""

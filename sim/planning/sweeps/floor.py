@@ -94,6 +94,6 @@ class Floor:
             topology = load_topology(on, (*self._edits, *edits))
             sizes = [device.memory for device, _ in topology.devices(topology.gpus)]
             if topology.kind == "cpu":
-                sizes = [sum(cpu.memory for cpu in topology.sockets(node)) for node in range(topology.nodes)]
+                sizes = [topology.host_memory(node) for node in range(topology.nodes)]
             found = self._memory[on, edits] = max(sizes) if all(sizes) else 1 << 62
         return found
