@@ -1,6 +1,6 @@
 """The optimizers, one record each: what they keep of a parameter, and the kernels that update it.
 
-A new one is a record here, and its name in `sim.plan.Optimizer`. Muon and Adafactor, which take whole matrices, have a file each in
+A new one is a record here, and its name in `sim.sections.Optimizer`. Muon and Adafactor, which take whole matrices, have a file each in
 `sim.lower.optimizer` that says what they do with them; their records say the rest.
 """
 

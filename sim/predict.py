@@ -16,11 +16,12 @@ from sim.cost.power import draws_of, spent_on
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.memory.timeline import memory_timelines
-from sim.plan import Output, Plan
+from sim.plan import Plan
 from sim.program import Program
 from sim.result import uncertainty
 from sim.result.figures import figures
 from sim.result.prediction import Prediction
+from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for

@@ -5,9 +5,10 @@ from __future__ import annotations
 from sim.framework.chosen import sharding_of
 from sim.framework.framework import load_framework
 from sim.mesh import AXES, Mesh
-from sim.plan import LOOPS, VEES, Data, Parallel, Plan, Update
+from sim.plan import Plan
 from sim.schedule.interleaved import check_rounds
 from sim.schedule.reading import written_of
+from sim.sections import LOOPS, VEES, Data, Parallel, Update
 from topologies.errors import BadInput, Refused
 
 MOST_MICROBATCHES = 100_000

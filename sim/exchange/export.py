@@ -28,9 +28,10 @@ from sim.exchange.attributes import Attr
 from sim.exchange.groups import Groups
 from sim.exchange.rankgraph import Graph
 from sim.exchange.tracefile import write
-from sim.plan import Output, Plan
+from sim.plan import Plan
 from sim.predict import clock_under_load
 from sim.program import HOST, MEETING, Program
+from sim.sections import Output
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for

@@ -29,11 +29,12 @@ from sim.cost.sustained import board_spread
 from sim.files.machinefile import machine_words
 from sim.lower.noise import Batch, batches_of, loads, slowness
 from sim.memory.report import UNFIT
-from sim.plan import Output, Plan
+from sim.plan import Plan
 from sim.predict import clock_under_load, played, steps_of
 from sim.program import Op, Program
 from sim.quantile import quantile
 from sim.result.figures import fits
+from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.uneven import Uneven

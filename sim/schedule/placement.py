@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sim.plan import VEES
 from sim.schedule.written import Name, Style, Written
+from sim.sections import VEES
 
 
 def chunks_of(name: Name, virtual_stages: int) -> int:

@@ -15,12 +15,12 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from sim.plan import Parallel
 from sim.schedule import SCHEDULES, schedule
 from sim.schedule.action import COMPUTES, Action, parse_action
 from sim.schedule.messages import add_messages
 from sim.schedule.placement import placed
 from sim.schedule.written import Name, Style, Written
+from sim.sections import Parallel
 from topologies.errors import BadInput, Refused
 
 Placed = list[list[tuple[int, Action]]]

@@ -10,7 +10,8 @@ import msgspec
 
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
-from sim.plan import Output, Plan
+from sim.plan import Plan
+from sim.sections import Output
 from sim.setting.bind import Setting
 from sim.setting.program import program_for
 from sim.steady.detail import STEPS

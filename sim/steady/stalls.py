@@ -12,8 +12,9 @@ import msgspec
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.lower.output import BEFORE, WRITER
-from sim.plan import Output, Plan
+from sim.plan import Plan
 from sim.program import Program
+from sim.sections import Output
 from sim.setting.bind import Setting
 from sim.setting.program import program_for
 from sim.steady.detail import STEPS, apart, simulated_ops

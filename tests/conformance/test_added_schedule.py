@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch")
 from torch.distributed.pipelining import PipelineStage  # noqa: E402
 
 from executor.training.pipeline import schedule_of  # noqa: E402
-from sim.plan import Batch, Parallel, Plan  # noqa: E402
+from sim.plan import Plan  # noqa: E402
 from sim.schedule import SCHEDULES, schedule  # noqa: E402
+from sim.sections import Batch, Parallel  # noqa: E402
 from tests.conformance.torch_schedules import need_torch_schedules  # noqa: E402
 from tests.null.schedule.test_added import eager  # noqa: E402
 

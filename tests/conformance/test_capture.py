@@ -23,7 +23,8 @@ from sim.framework.framework import Framework  # noqa: E402
 from sim.memory.report import memory_of  # noqa: E402
 from sim.model import Network, Shape, describe, load_model  # noqa: E402
 from sim.model.readers.families import decoder  # noqa: E402
-from sim.plan import Batch, Optimizer, Plan  # noqa: E402
+from sim.plan import Plan  # noqa: E402
+from sim.sections import Batch, Optimizer  # noqa: E402
 from sim.work import Attention, Conv, Gemm  # noqa: E402
 from topologies.errors import BadInput, Refused  # noqa: E402
 

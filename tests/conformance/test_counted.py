@@ -20,7 +20,8 @@ from sim.framework.framework import Framework  # noqa: E402
 from sim.memory.report import memory_of  # noqa: E402
 from sim.model import Network, Shape, describe  # noqa: E402
 from sim.model.language.lstm import KEPT, layer_works  # noqa: E402
-from sim.plan import Batch, Optimizer, Plan  # noqa: E402
+from sim.plan import Plan  # noqa: E402
+from sim.sections import Batch, Optimizer  # noqa: E402
 from sim.work import Conv, MemoryBound  # noqa: E402
 
 PLAIN = Framework(name="plain", source="test").but(

@@ -10,9 +10,9 @@ from sim.files.planfile import load_plan
 from sim.framework.chosen import framework_of
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
-from sim.plan import VEES
 from sim.program import Program
 from sim.schedule import Action, chunks_of, rank_of
+from sim.sections import VEES
 from sim.setting.bind import network_of
 from tests.conformance.plans import LLAMA
 from tests.conformance.torch_schedules import need_torch_schedules, torch_messages, torch_run

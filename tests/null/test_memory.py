@@ -16,9 +16,10 @@ from sim.model import Network, Shape, describe, load_model
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import ModelSpec
 from sim.model.stages import in_flight, layout
-from sim.plan import Batch, Memory, Optimizer, Parallel, Plan
+from sim.plan import Plan
 from sim.predict import predict
 from sim.result.figures import figures_of_memory
+from sim.sections import Batch, Memory, Optimizer, Parallel
 from sim.setting.bind import bind
 from sim.setting.rooms import rooms, smallest_devices
 from topologies.errors import BadInput

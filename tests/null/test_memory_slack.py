@@ -10,7 +10,8 @@ from sim.framework.framework import Framework
 from sim.memory.overhead import constants
 from sim.memory.report import DoesNotFit, MemoryReport, memory_of
 from sim.model import Shape, describe, load_model
-from sim.plan import Batch, Parallel, Plan
+from sim.plan import Plan
+from sim.sections import Batch, Parallel
 from sim.setting.bind import bind
 from topologies.devices import gpu
 from topologies.hardware import Gpu

@@ -16,8 +16,9 @@ from sim.files.overrides import SHORT
 from sim.files.planfile import dump_plan, dump_tree, from_tree, load_plan, read_plan
 from sim.framework.framework import load_framework
 from sim.model.stages import layout
-from sim.plan import Batch, Comm, Data, Memory, Parallel, Plan
+from sim.plan import Plan
 from sim.rules import check, mesh_of
+from sim.sections import Batch, Comm, Data, Memory, Parallel
 from sim.setting.bind import bind, model_of
 from sim.wrongvalue import wrong_value
 from topologies.errors import BadInput, SteptwinError

@@ -9,7 +9,7 @@ from typing import Any
 from sim.accuracy.row import Row
 from sim.model.load import model_from
 from sim.model.specs.spec import Cnn
-from sim.plan import Data, Output
+from sim.sections import Data, Output
 
 _AHEAD = Data(workers=4, handover="none")
 """Images are decoded and sent to the device ahead of their step by all that the table's sources run (DALI's pipeline and its prefetch

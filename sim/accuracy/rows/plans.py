@@ -32,7 +32,8 @@ from sim.accuracy.rows.systems import described, named_system
 from sim.accuracy.rows.updating import optimizer_of
 from sim.accuracy.rows.wording import asked_overlaps, compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
 from sim.model.load import model_from
-from sim.plan import Batch, Comm, Memory, Parallel, Plan
+from sim.plan import Plan
+from sim.sections import Batch, Comm, Memory, Parallel
 from topologies.errors import BadInput, Refused
 
 _WITHOUT_SP = ("megatron-2020", "megatron-2021", "megatron-deepspeed", "oneflow")

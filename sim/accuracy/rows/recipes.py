@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple, TypeVar
 
 from sim.accuracy.row import Row
-from sim.plan import Module
+from sim.sections import Module
 
 Release = tuple[int, int, int]
 """Of the container: 26.04.01 is (26, 4, 1)."""

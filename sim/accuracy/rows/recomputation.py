@@ -9,7 +9,7 @@ from sim.accuracy.row import Row
 from sim.accuracy.rows.recipes import recomputed
 from sim.accuracy.rows.wording import bare, precision_of, said
 from sim.model.layers.redo import MODULES
-from sim.plan import Module
+from sim.sections import Module
 
 _KEPT: tuple[tuple[str, float, str], ...] = (
     # (word, share of a layer's work that is done again, why)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from sim.accuracy.row import Row
-from sim.plan import Optimizer
+from sim.sections import Optimizer
 
 _IMAGES = (
     r"resnet|resnext|\bcnn\b|ssd|mask|\bvgg|alexnet|inception|googlenet|densenet|mobilenet|shufflenet|squeezenet|efficientnet|regnet|\bwrn"

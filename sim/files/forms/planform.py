@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from sim import plan
+from sim import plan, sections
 
 
-class Comm(plan.Comm, frozen=True, kw_only=True):
+class Comm(sections.Comm, frozen=True, kw_only=True):
     """How gradients travel, with units."""
 
     bucket: str | None = None  # type: ignore[assignment]
     """Gradient bucket: a size with its unit; null: as the framework cuts them."""
 
 
-class Data(plan.Data, frozen=True, kw_only=True):
+class Data(sections.Data, frozen=True, kw_only=True):
     """The input path of each rank, with units."""
 
     sample: str = "0 B"  # type: ignore[assignment]

@@ -17,7 +17,7 @@ from typing import NamedTuple, get_args
 from msgspec.structs import replace
 
 from sim.model.parts import Block, Part, Seam
-from sim.plan import Memory, Module
+from sim.sections import Memory, Module
 from sim.work import BYTES, Attention, Gemm, Work
 from topologies.errors import BadInput
 

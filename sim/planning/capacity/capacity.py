@@ -10,12 +10,13 @@ import msgspec
 from sim.cost.place import SAVED
 from sim.files.machinefile import machine_words
 from sim.lower.output import WRITE
-from sim.plan import Output, Plan
+from sim.plan import Plan
 from sim.planning.capacity.goodput import Outcome, Reliability, daly, expected
 from sim.planning.capacity.prices import money, paid_gpus, unpriced
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
 from sim.result.uncertainty import LEVEL, Mark
+from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for

@@ -26,12 +26,12 @@ from sim.engine.groups import Groups
 from sim.engine.machine import LOADER
 from sim.engine.pricing import Pricing
 from sim.engine.steps import alone, lines_of
-from sim.plan import Output
 from sim.planning.disturbed.alike import Placed, stand_ins
 from sim.planning.disturbed.loaders import shares_of
 from sim.planning.disturbed.places import PlacedPricer
 from sim.predict import clock_under_load
 from sim.program import Program
+from sim.sections import Output
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for

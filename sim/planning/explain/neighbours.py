@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from sim.files.planfile import load_plan
-from sim.plan import Parallel, Plan
+from sim.plan import Plan
 from sim.planning.sweeps.auto import core_saves
 from sim.planning.sweeps.space import relaid
+from sim.sections import Parallel
 from sim.setting.bind import length_of, model_of
 from topologies.errors import SteptwinError
 

@@ -13,10 +13,11 @@ import msgspec
 
 from sim.cost.price import Pricer
 from sim.engine.steps import step_times
-from sim.plan import Output, Plan
+from sim.plan import Plan
 from sim.planning.explain.scaled import Scaled
 from sim.planning.explain.sensitivity import Sensitivity, Study
 from sim.program import Program
+from sim.sections import Output
 from sim.setting.bind import Setting
 from sim.steady.detail import STEPS
 from sim.steady.periods import evened, kinds, mean_step, over_period

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from sim.engine.agenda import uncollected
-from sim.plan import Output, Plan
+from sim.plan import Plan
 from sim.planning.capacity.prices import price_of
 from sim.planning.sweeps.bound import Bounds
 from sim.planning.sweeps.screen import screened
@@ -17,6 +17,7 @@ from sim.planning.sweeps.space import Candidate
 from sim.planning.sweeps.store import Row
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory, mfu_of
+from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.steady.rounds import confirmed

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.plan import Output
+from sim.sections import Output
 from sim.setting.bind import Setting
 from sim.steady.rounds import step_of
 

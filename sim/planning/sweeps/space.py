@@ -19,7 +19,8 @@ from sim.files.keynames import unplaced
 from sim.files.overrides import SHORT
 from sim.files.planfile import load_plan, read_plan
 from sim.framework.framework import load_framework
-from sim.plan import LOOPS, Plan
+from sim.plan import Plan
+from sim.sections import LOOPS
 from topologies.edits import is_edit, keys
 from topologies.errors import BadInput, SteptwinError, UnknownName
 from topologies.load import load_topology

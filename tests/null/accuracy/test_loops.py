@@ -10,7 +10,7 @@ from sim.accuracy.row import Row
 from sim.accuracy.rows.plans import case_of
 from sim.accuracy.steady import step_seconds
 from sim.accuracy.training import predict_case
-from sim.plan import Output
+from sim.sections import Output
 
 
 def row(row_id: str) -> Row:

@@ -8,8 +8,8 @@ import pytest
 
 from sim.cost.collective import best, collective_cost, group_shape
 from sim.cost.collective.nccl import ALGORITHMS, NAMES
-from sim.plan import Comm
 from sim.predict import predict
+from sim.sections import Comm
 from topologies.errors import Refused
 from topologies.load import load_topology
 

@@ -18,8 +18,8 @@ from sim.exchange.replay import replay, run_traces
 from sim.exchange.tracefile import write
 from sim.exchange.workload import load_traces
 from sim.lower.step import lower
-from sim.plan import Output
 from sim.program import HOST, Role
+from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.steady.detail import STEPS

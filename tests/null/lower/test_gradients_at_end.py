@@ -5,8 +5,9 @@ from msgspec.structs import replace
 
 from sim.framework.chosen import framework_of
 from sim.lower.step import lower
-from sim.plan import Batch, Parallel, Plan
+from sim.plan import Plan
 from sim.predict import predict, predict_setting
+from sim.sections import Batch, Parallel
 from sim.setting.bind import bind
 from sim.work import MemoryBound
 

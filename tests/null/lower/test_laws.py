@@ -13,9 +13,9 @@ from sim.engine.run import simulate
 from sim.framework.framework import load_framework
 from sim.lower.checks.verify import verify
 from sim.model.parts import Network, Part
-from sim.plan import LOOPS
 from sim.program import Program
 from sim.schedule import SCHEDULES
+from sim.sections import LOOPS
 from sim.work import BYTES
 from tests.null.lower.test_context_expert import DOWN, UP, attention
 from tests.null.lower.tiny import Constant, linear, network, norm, program, traffic

@@ -12,8 +12,8 @@ from sim.framework.framework import Framework
 from sim.lower.step import lower
 from sim.memory.report import memory_of
 from sim.optimizers import OPTIMIZERS
-from sim.plan import Optimizer
 from sim.program import Program
+from sim.sections import Optimizer
 from sim.setting.bind import bind
 from sim.work import MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, program, show

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sim.lower.step import lower
-from sim.plan import Batch, Parallel, Plan
+from sim.plan import Plan
 from sim.program import Op
+from sim.sections import Batch, Parallel
 from sim.setting.bind import bind
 from sim.work import MemoryBound
 

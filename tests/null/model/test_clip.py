@@ -13,8 +13,9 @@ from sim.model import Block, Network, Part, Shape, describe, load_model
 from sim.model.readers.huggingface import from_config
 from sim.model.specs.clip import Clip
 from sim.model.stages import layout
-from sim.plan import Batch, Parallel, Plan
+from sim.plan import Plan
 from sim.predict import predict
+from sim.sections import Batch, Parallel
 from sim.setting.bind import bind
 from sim.work import Attention, Gemm
 from topologies.errors import BadInput, Refused

@@ -9,7 +9,8 @@ from sim.framework.framework import Framework
 from sim.model import Block, ModelSpec, Network, Part, Shape, describe, load_model
 from sim.model.specs.spec import DiffusionUNet, Dit
 from sim.model.stages import layout
-from sim.plan import Batch, Parallel, Plan
+from sim.plan import Plan
+from sim.sections import Batch, Parallel
 from sim.work import Attention, MemoryBound
 from topologies.errors import BadInput, Refused
 

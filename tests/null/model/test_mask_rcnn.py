@@ -9,8 +9,9 @@ from sim.framework.framework import load_framework
 from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.network import _totals
 from sim.model.specs.coco import padded
-from sim.plan import Batch, Memory, Parallel, Plan
+from sim.plan import Plan
 from sim.predict import predict
+from sim.sections import Batch, Memory, Parallel
 from sim.work import Conv, Gemm, MemoryBound, Work
 from topologies.errors import Refused, UnknownName
 

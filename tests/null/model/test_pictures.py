@@ -12,7 +12,8 @@ from sim.model.readers.huggingface import from_config
 from sim.model.readers.pictures import READERS
 from sim.model.specs.spec import ConvNext, EfficientNet, UNet
 from sim.model.stages import layout
-from sim.plan import Batch, Parallel, Plan
+from sim.plan import Plan
+from sim.sections import Batch, Parallel
 from sim.work import Conv, MemoryBound
 from topologies.errors import BadInput, Refused
 

@@ -13,9 +13,10 @@ from sim.memory.report import memory_of
 from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.specs.spec import Dlrm
 from sim.model.stages import layout
-from sim.plan import Batch, Optimizer, Parallel, Plan
+from sim.plan import Plan
 from sim.predict import predict
 from sim.program import Program
+from sim.sections import Batch, Optimizer, Parallel
 from sim.work import Gemm, HostWork, MemoryBound
 from tests.null.lower.tiny import QUIET, messages, program
 from topologies.errors import BadInput, Refused

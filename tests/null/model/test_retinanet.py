@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from sim.framework.framework import load_framework
 from sim.model import Network, Shape, describe, load_model
-from sim.plan import Batch, Data, Memory, Parallel, Plan
+from sim.plan import Plan
 from sim.predict import predict
+from sim.sections import Batch, Data, Memory, Parallel
 from sim.work import Conv, MemoryBound
 from tests.null.model.test_mask_rcnn import part
 from topologies.errors import Refused

@@ -10,7 +10,8 @@ from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.readers.huggingface import from_config
 from sim.model.specs.spec import Wav2Vec, Whisper
 from sim.model.stages import layout
-from sim.plan import Batch, Parallel, Plan
+from sim.plan import Plan
+from sim.sections import Batch, Parallel
 from sim.work import Attention, Conv, MemoryBound
 from topologies.errors import BadInput, Refused
 

@@ -7,8 +7,8 @@ from typing import Any
 from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.model.parts import Block, Network
-from sim.plan import VEES
 from sim.program import Op, Program
+from sim.sections import VEES
 from sim.trace import Span, Trace
 from tests.null.lower.tiny import Constant, linear, program
 

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from sim.engine.run import simulate
 from sim.lower.checks.verify import verify
-from sim.plan import LOOPS, VEES
 from sim.predict import predict
 from sim.program import Program
 from sim.schedule import SCHEDULES
+from sim.sections import LOOPS, VEES
 from tests.null.lower.tiny import QUIET, Constant, messages, program
 from tests.null.pipeline.line import BOUNDARY, Free, bubble, kernels, line, pipeline
 from topologies.errors import BadInput

@@ -19,13 +19,14 @@ from reports.words import seconds
 from sim.align import align_by_class
 from sim.cost.collective.table import collective_table
 from sim.files.planfile import load_plan
-from sim.plan import Parallel, Plan
+from sim.plan import Plan
 from sim.planning.capacity.capacity import capacity
 from sim.planning.disturbed.faults import Fault, Faults
 from sim.planning.montecarlo import Jitter, Spread
 from sim.planning.sweeps.sweep import Row
 from sim.predict import predict
 from sim.result.uncertainty import outside
+from sim.sections import Parallel
 from sim.timeline.metrics import step_times
 from tests.null.verbs.test_verbs import Call, call
 from topologies.load import load_topology

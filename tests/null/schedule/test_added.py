@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sim.model.stages import in_flight
-from sim.plan import Batch, Parallel, Plan
+from sim.plan import Plan
 from sim.planning.sweeps.bound import put_off_of
 from sim.schedule import SCHEDULES, Action, puts_off, schedule, splits
 from sim.schedule.shards import by_actions
 from sim.schedule.turns import lines
+from sim.sections import Batch, Parallel
 
 
 def eager(pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:

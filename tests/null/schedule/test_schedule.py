@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim.model.stages import in_flight
-from sim.plan import LOOPS, VEES, Batch, Parallel, Plan
+from sim.plan import Plan
 from sim.rules import check
 from sim.schedule import SCHEDULES, Action, chunks_of, late, parse_action, rank_of, schedule, with_messages
 from sim.schedule.interleaved import makes_rounds, round_of
+from sim.sections import LOOPS, VEES, Batch, Parallel
 from tests.null.schedule.unit_time import bubble, play
 from topologies.errors import BadInput, UnknownName
 

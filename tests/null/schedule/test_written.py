@@ -11,13 +11,14 @@ from sim.files.planfile import dump_plan, dump_tree, load_plan
 from sim.lower.checks.verify import verify
 from sim.lower.step import lower
 from sim.model.stages import in_flight
-from sim.plan import VEES, Plan
+from sim.plan import Plan
 from sim.planning.sweeps.bound import Bounds, put_off_of
 from sim.planning.sweeps.space import parse_space
 from sim.planning.sweeps.sweep import header_of, sweep
 from sim.predict import predict_setting
 from sim.schedule import SCHEDULES, chunks_of, rank_of, schedule, splits, with_messages
 from sim.schedule.reading import LARGEST, name_of, read_rows, written_of
+from sim.sections import VEES
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
 from sim.steady.rounds import confirmed, step_of, whole

@@ -10,9 +10,10 @@ from msgspec.structs import asdict
 import sim.steady.detail
 import steptwin
 from sim.files.planfile import load_plan
-from sim.plan import Batch, Plan
+from sim.plan import Plan
 from sim.predict import predict
 from sim.rules import MOST_MICROBATCHES
+from sim.sections import Batch
 from sim.steady.detail import coarse
 from topologies.errors import Refused
 

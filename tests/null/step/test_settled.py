@@ -11,10 +11,10 @@ from sim.engine.run import simulate
 from sim.engine.steps import Step, step_times
 from sim.files.planfile import load_plan
 from sim.lower.step import lower
-from sim.plan import Output
 from sim.planning.disturbed.faults import faults
 from sim.planning.explain.explanation import explain
 from sim.predict import predict, predict_setting
+from sim.sections import Output
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
 from sim.steady.rounds import step_of, whole
