@@ -225,6 +225,10 @@ def _of_the_data(plan: Plan) -> Refusals:
 
 
 def _check_model(plan: Plan, spec: ModelSpec) -> None:
+    if plan.data.document and attention_of(framework_of(plan), spec) == "math":
+        raise Refused(
+            f'data.document with attention = "math" needs a mask that stock training does not make. Use attention = "flash", or: {PLAY}'
+        )
     if isinstance(spec, Decoder):
         _check_decoder(plan, spec)
     elif isinstance(spec, Encoder) and spec.head == "none":

@@ -16,7 +16,7 @@ from executor.kernels.bodies import dtype_of
 from executor.ranks.world import World, set_precision
 from executor.training.examples import Pair
 from executor.training.handover import Handover
-from executor.training.models.build import loss_of, memory_format, model_for, reads_ids
+from executor.training.models.build import loss_of, memory_format, model_for, pack, reads_ids
 from executor.training.optimizers import optimizer_of
 from executor.training.outer import outer_of
 from executor.training.parallelize import clip, device_mesh, expert_mesh, parallel_loss, parallelize, whole
@@ -54,6 +54,7 @@ class Trainer:
         torch.manual_seed(plan.seed)  # every split starts from the same weights
         with world.device:  # random weights of a large model take a CPU thread minutes
             model = model_for(self.spec, self.habits, self.seq, plan.parallel.tp)
+        pack(model, plan.data.document)
         self.format = memory_format(self.spec, self.habits, world.kind)
         self.inner = model.to(dtype_of(self.habits.precision.param_dtype), memory_format=self.format)  # type: ignore[call-overload]
         if self.habits.precision.master:  # as the optimizer reads them: FSDP2 casts what it gathers, but no buffers

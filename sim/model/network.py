@@ -38,9 +38,8 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
     Totals (parameters, FLOPs) are those of the whole model, from its description on one rank in bf16.
     """
     blocks = tuple((name, _end(block) if block.end else block) for name, block in _blocks(model, shape, framework, attention))
-    totals = _totals(
-        model, shape.seq, shape.micro if isinstance(model, Captured) and model.third else 1, framework.linears.fused_projections
-    )
+    micro = shape.micro if isinstance(model, Captured) and model.third else 1
+    totals = _totals(model, shape.seq, shape.documents, micro, framework.linears.fused_projections)
     tokens = min(shape.seq, model.longest) if isinstance(model, Seq2Seq) else shape.seq
     return Network(
         name=model.name or type(model).__name__.lower(),
@@ -130,14 +129,15 @@ _PLAIN = Framework(name="count", source="counting only")
 
 
 @lru_cache(maxsize=256)
-def _totals(model: ModelSpec, seq: int, micro: int, fused: bool) -> _Totals:
+def _totals(model: ModelSpec, seq: int, documents: int, micro: int, fused: bool) -> _Totals:
     """Parameters, and model FLOPs of one sample of `micro`: forward, gradient of inputs, gradient of weights (not of frozen ones).
 
-    Forward counts matrix products, convolutions and attention (its causal half once); each gradient costs as much. `fused`: queries, keys and
+    Forward counts matrix products, convolutions and attention (its causal half once, inside `documents`); each gradient costs as much. `fused`: queries, keys and
     values are one linear, which has one adapter.
     """
     framework = _PLAIN.but(linears={"fused_projections": fused})
-    blocks = _blocks(model, Shape(micro=micro, seq=seq, precision=getattr(model, "precision", "bf16")), framework, "flash")
+    shape = Shape(micro=micro, seq=seq, documents=documents, precision=getattr(model, "precision", "bf16"))
+    blocks = _blocks(model, shape, framework, "flash")
     counted: dict[int, tuple[int, float, float, float]] = {}
     parameters = 0
     idle = flops = forward = 0.0

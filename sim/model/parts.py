@@ -37,6 +37,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     micro: int
     seq: int
     """Whole sequence length; a rank holds seq / cp of it."""
+    documents: int = 1
+    """That are packed into a sequence: fused attention stays inside each."""
     tp: int = 1
     sequence_parallel: bool = False
     cp: int = 1

@@ -6,7 +6,7 @@ every key of a few plans: what changes no figure is named, or it is one of a few
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.program import Program
 from sim.setting.bind import Setting
+from sim.work import Attention, Work
 from topologies.unfelt import unfelt
 
 
@@ -92,6 +93,11 @@ def _on_cpu(setting: Setting) -> bool:
 
 def _kinds(setting: Setting) -> list[str]:
     return [block.kind for _, block in setting.network.blocks]
+
+
+def _works(setting: Setting) -> Iterator[Work]:
+    """Forward kernels of all kinds of blocks."""
+    return (work for block in setting.network.kinds for part in block.parts for work in part.forward)
 
 
 def _unsplit(setting: Setting) -> bool:
@@ -182,6 +188,11 @@ RULES = (
     Rule("update.every", lambda s: s.plan.update.mode != "local", 'mode is not "local"'),
     Rule("update.outer", lambda s: _forward(s) or s.plan.update.mode != "local", 'nothing is updated, or mode is not "local"'),
     Rule("data.sample", lambda s: s.plan.data.source == "memory" and not s.plan.data.preprocess, 'source = "memory": nothing is read'),
+    Rule(
+        "data.document",
+        lambda s: s.network.seq == s.plan.data.document or not any(isinstance(work, Attention) for work in _works(s)),
+        'it is a whole sequence, or scores are written out (attention = "math"): whole squares, of which a mask hides the most',
+    ),
     Rule("data.prefetch", lambda s: s.plan.data.workers == 0, "workers = 0: the training process loads"),
     Rule("data.pinned", _not_copied, "batches are not copied to a device: it is a CPU, or they lie there"),
     Rule("data.stream", _not_copied, "batches are not copied to a device: it is a CPU, or they lie there"),

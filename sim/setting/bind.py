@@ -15,10 +15,12 @@ from sim.framework.chosen import framework_of
 from sim.framework.framework import Framework
 from sim.model import ModelSpec, Network, Shape, describe
 from sim.model.captured import Captured
+from sim.model.check import check_documents
 from sim.model.layers.redo import check_modules
 from sim.model.load import model_from
 from sim.model.specs.clip import Clip
-from sim.model.specs.decoder import Lora
+from sim.model.specs.decoder import Decoder, Lora
+from sim.model.specs.spec import Encoder
 from sim.model.specs.vlm import VisionLanguage
 from sim.plan import Plan
 from sim.rules import mesh_of
@@ -161,10 +163,11 @@ def length_of(plan: Plan, model: ModelSpec) -> int:
 
 def shape_of(plan: Plan, model: ModelSpec) -> Shape:
     """What one rank sees of one micro-batch of `model`."""
-    p = plan.parallel
+    p, seq = plan.parallel, plan.seq_len or usual_length(model)
     return Shape(
         micro=plan.batch.micro,
-        seq=plan.seq_len or usual_length(model),
+        seq=seq,
+        documents=_documents(plan, model, seq),
         tp=p.tp,
         sequence_parallel=p.sequence_parallel and p.tp > 1,
         cp=p.cp,
@@ -175,6 +178,20 @@ def shape_of(plan: Plan, model: ModelSpec) -> Shape:
         precision=plan.precision,
         capacity=p.capacity,
     )
+
+
+def _documents(plan: Plan, model: ModelSpec, seq: int) -> int:
+    """How many a sequence is packed of. Raises `BadInput` where they are not whole, `Refused` for what nobody packs."""
+    p, document = plan.parallel, plan.data.document
+    if not document:
+        return 1
+    if not isinstance(model, (Decoder, Encoder)):
+        raise Refused(
+            f"data.document = {document}: documents are packed for decoders and encoders of text; {plan.model_name} is none "
+            f"({type(model).__name__.lower()}). Leave it out"
+        )
+    ways = p.cp // p.ulysses  # a ring's causal halves are a piece each (`sim.lower.model_parallel.context`)
+    return check_documents(seq, document, 2 * ways if ways > 1 and p.cp_kind != "all_gather" else ways)
 
 
 def network_of(plan: Plan, framework: Framework) -> Network:

@@ -120,6 +120,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "data.prefetch": (1, 5),
     "data.pinned": (False,),
     "data.shuffle": (False,),
+    "data.document": (64, 256),
     "data.stream": ("compute",),
     "data.handover": ("synchronize", "none"),
     "data.create": ("cpu", "device"),

@@ -55,6 +55,7 @@ SAID: dict[str, tuple[dict[str, Any], str, tuple[str, ...], dict[str, Any] | Non
     "update.every": (BASE | {"parallel": {"dp_replicate": 2}}, "4", ("update.mode=local",), None),
     "update.outer": (BASE | {"parallel": {"dp_replicate": 2}}, "nesterov", ("update.mode=local",), None),
     "data.sample": (BASE, '"1 GiB"', ("data.source=disk",), None),
+    "data.document": (BASE | {"seq_len": 8192, "attention": "math"}, "1024", ("attention=flash",), None),
     "data.prefetch": (BASE, "9", (), None),
     "data.pinned": (BASE, "false", (), BASE | {"data": {"source": "disk", "sample": "1 MiB"}}),
     "data.stream": (BASE, "compute", (), BASE | {"data": {"source": "disk", "sample": "64 MiB", "workers": 8}}),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from executor.training.models import decoder, encdec, encoder, latent, sight, stacks, tiles, unet
 from executor.training.models.experts import Experts, Shared
+from executor.training.models.parts import Core
 from sim.framework.framework import Framework
 from sim.model.language.decoder import kind_of
 from sim.model.specs.decoder import Decoder
@@ -136,6 +137,14 @@ def _small(module: nn.Module) -> None:
     """Tables are drawn with a standard deviation of 0.02, as GPT-2 and BERT are: with 1, tied logits begin far too large."""
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
+
+
+def pack(model: Model, document: int) -> None:
+    """Attention stays inside documents of so many tokens. Rotary positions count on through the sequence: what two tokens of a document
+    are apart is the same."""
+    for module in model.modules():
+        if isinstance(module, Core):
+            module.document = document
 
 
 def model_for(spec: ModelSpec, habits: Framework, seq: int, tp: int = 1) -> Model:

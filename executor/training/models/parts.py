@@ -85,6 +85,8 @@ class Core(nn.Module):
     def __init__(self, math: bool, causal: bool = True, mask: bool = False, dropout: float = 0.0, capped: bool = False) -> None:
         super().__init__()
         self.math, self.causal, self.mask, self.dropout, self.capped = math, causal, mask, dropout, capped
+        self.document = 0
+        """Tokens of each document of a packed sequence, which are taken for sequences of their own; 0: one."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, heads, seq, d), fewer key-value heads allowed; returns (batch, seq, heads x d). `mask` is added to the scores."""
@@ -103,8 +105,15 @@ class Core(nn.Module):
             weights = torch.softmax(scores, -1)
             out = (F.dropout(weights, drops) if drops else weights).to(v.dtype) @ v
         else:
+            batch, (q, k, v) = q.shape[0], (self._apart(x) for x in (q, k, v))
             out = F.scaled_dot_product_attention(q, k, v, mask, drops, self.causal, enable_gqa=q.shape[1] != k.shape[1])
+            if self.document:
+                return out.transpose(1, 2).reshape(batch, -1, out.shape[1] * out.shape[-1])
         return out.transpose(1, 2).flatten(2)
+
+    def _apart(self, x: Tensor) -> Tensor:
+        """Documents beside each other: (batch x documents, heads, document, d). No copy: heads of a token lie together."""
+        return x.reshape(*x.shape[:2], -1, self.document, x.shape[-1]).transpose(1, 2).flatten(0, 1) if self.document else x
 
 
 class Activation(nn.Module):

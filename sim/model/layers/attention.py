@@ -30,6 +30,8 @@ def core(
     `scale`: scores are divided by the root of the head's size (T5 does without); `capped`: a tanh bounds them. `reread`: bytes of an element of the
     result that what reads it keeps; None: a trained linear reads it.
 
+    A fused kernel takes each document of a packed sequence for a sequence of its own; scores that are written out are whole squares with a mask.
+    Ranks of cp share each document (TransformerEngine's thd; whole documents on a rank, as all_gather may have them, are as many pairs).
     The whole gathered K and V travel (p2p, all_gather), or this rank's Q, K, V change places with heads (all_to_all).
     """
     b, s, cp, swap = share.micro, share.seq, share.shape.cp, share.shape.ulysses
@@ -37,9 +39,11 @@ def core(
     if share.math:
         part = _written_out(share, heads, keys, name, dropout, causal or mask, scale, causal, capped)
     else:
+        packed = 1 if kv_seq else share.shape.documents
+        inside = keys // packed
         work = Attention(
-            b, max(1, heads.q // swap), max(1, heads.kv // swap), s * swap, keys, heads.d, heads.dv if heads.dv != heads.d else 0, causal,
-            share.fused, window=window if window < keys else 0,
+            b * packed, max(1, heads.q // swap), max(1, heads.kv // swap), s * swap // packed, inside, heads.d,
+            heads.dv if heads.dv != heads.d else 0, causal, share.fused, window=window if window < inside else 0,
         )  # fmt: skip
         back = replace(work, backward=True)
         taken, sums = _qkv_bytes(share, heads, b * s, b * (keys // cp if cp > 1 else keys)), b * s * heads.q * 4
