@@ -29,6 +29,11 @@ _INSIDE = {
 }
 
 
+_EXPERTS = ("ep", "edp", "efsdp")
+_WITHIN = ("cp_ulysses", "cp_ring")
+"""Axes that cut one other axis."""
+ALL_AXES = (*AXES, *_INSIDE, *_EXPERTS, *_WITHIN)
+"""Every name that a group of ranks may have."""
 NEIGHBOURS = ("pp", "cp", "cp_ring", "dp_ring")
 """Axes whose members exchange with neighbours."""
 
@@ -104,7 +109,7 @@ class Mesh(msgspec.Struct, frozen=True):
         if axis == "cp_ring":
             return self.size("cp") // self.ulysses
         if axis not in AXES:
-            raise UnknownName("mesh axis", axis, [*AXES, *_INSIDE, "ep", "edp", "efsdp", "cp_ulysses", "cp_ring"])
+            raise UnknownName("mesh axis", axis, ALL_AXES)
         return 1
 
     @property
@@ -146,9 +151,9 @@ class Mesh(msgspec.Struct, frozen=True):
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
         """The ranks of `rank`'s group along `axis`, in group order (the order of their coordinates)."""
-        if axis in ("ep", "edp", "efsdp"):
+        if axis in _EXPERTS:
             return self._expert_group(axis, rank)
-        if axis in ("cp_ulysses", "cp_ring"):
+        if axis in _WITHIN:
             members = self._along(("cp",), rank)
             block, lane = divmod(members.index(rank), self.ulysses)
             return members[lane :: self.ulysses] if axis == "cp_ring" else members[block * self.ulysses : (block + 1) * self.ulysses]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from sim.mesh import AXES
+from sim.mesh import ALL_AXES
 from sim.program import Program
-
-_GROUPED = (*AXES, "dp", "grad", "fsdp", "world", "ep", "edp", "efsdp", "stage")
-"""Mesh axes in the order in which communicators and message tags count them."""
 
 
 class Groups:
@@ -29,8 +26,8 @@ class Groups:
         """`pg_name` of a communicator."""
         if len(members) == self.program.world:
             return ""
-        return str(self.numbers.setdefault(members, _GROUPED.index(axis) * self.program.world + min(members) + 1))
+        return str(self.numbers.setdefault(members, ALL_AXES.index(axis) * self.program.world + min(members) + 1))
 
     def tag(self, axis: str, number: int) -> int:
         """`comm_tag` of message `number` between two ranks along a mesh axis."""
-        return number * len(_GROUPED) + _GROUPED.index(axis)
+        return number * len(ALL_AXES) + ALL_AXES.index(axis)

@@ -40,6 +40,8 @@ SPLITS: list[dict[str, Any]] = [
         "batch": {"global": 2, "micro": 1},
     },
     {"parallel": {"cp": 2, "zero": 3}, "batch": {"global": 1, "micro": 1}},
+    {"parallel": {"cp": 4, "cp_kind": "all_to_all+p2p", "cp_ulysses": 2}, "batch": {"global": 1, "micro": 1}},
+    {"model": "siglip-vit-b-16", "seq_len": None, "batch": {"micro": 4, "global": 16}, "parallel": {"dp_replicate": 4}},
     {"parallel": {"dp_replicate": 1}, "data": {"source": "disk", "sample": "1 MiB", "stream": "copy", "handover": "synchronize"}},
 ]
 
