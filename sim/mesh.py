@@ -4,7 +4,7 @@ The mesh is an array of ranks with one dimension per kind of parallelism, in tor
 `dp` (dp_replicate x dp_shard; `dp_ring`: the same, where each sends to the next), `grad` (dp x cp: the ranks that hold the same parameters and average gradients),
 `fsdp` (dp_shard x cp: the ranks that share one sharded copy), `stage` (all with the same place in a pipeline), `ep`, `edp` (where
 expert gradients are averaged) and `efsdp` (where experts are sharded), `cp_ulysses` (neighbours of cp that exchange heads of attention) and
-`cp_ring` (cp ranks that hold the same heads then), `world`. Experts have a mesh of their own on the same ranks
+`cp_ring` (cp ranks that hold the same heads then), `fsdp_inner` (neighbours of fsdp that share what is kept from forward to backward), `world`. Experts have a mesh of their own on the same ranks
 (Megatron's expert_decoder_rank_generator in core/parallel_state.py): `etp` of the tp ranks hold the slices of one expert, the others of tp
 count with dp and cp.
 """
@@ -30,7 +30,7 @@ _INSIDE = {
 
 
 _EXPERTS = ("ep", "edp", "efsdp")
-_WITHIN = ("cp_ulysses", "cp_ring")
+_WITHIN = ("cp_ulysses", "cp_ring", "fsdp_inner")
 """Axes that cut one other axis."""
 ALL_AXES = (*AXES, *_INSIDE, *_EXPERTS, *_WITHIN)
 """Every name that a group of ranks may have."""
@@ -48,6 +48,8 @@ class Mesh(msgspec.Struct, frozen=True):
     """Ranks that split one expert; 0: all of tp."""
     ulysses: int = 1
     """Neighbours of cp that exchange heads, where the others form rings."""
+    inner: int = 1
+    """Neighbours of fsdp that share what a smaller mesh keeps after forward."""
 
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(AXES):
@@ -65,9 +67,13 @@ class Mesh(msgspec.Struct, frozen=True):
             raise BadInput(f"ep = {self.ep} must divide {words} = {data}")
         if self.ulysses < 1 or self.size("cp") % self.ulysses:
             raise BadInput(f"cp_ulysses = {self.ulysses} must divide cp = {self.size('cp')}")
+        if self.inner < 1 or self.size("fsdp") % self.inner:
+            fits = [ways for ways in range(2, self.size("fsdp")) if self.size("fsdp") % ways == 0]
+            words = f"Use {', '.join(map(str, fits))} or true" if fits else "Use true"
+            raise BadInput(f"reshard_after_forward = {self.inner} must divide dp_shard x cp = {self.size('fsdp')}. {words}")
 
     def __hash__(self) -> int:
-        return hash((frozenset(self.sizes.items()), self.order, self.ep, self.etp, self.ulysses))
+        return hash((frozenset(self.sizes.items()), self.order, self.ep, self.etp, self.ulysses, self.inner))
 
     @property
     def copies(self) -> int:
@@ -108,6 +114,8 @@ class Mesh(msgspec.Struct, frozen=True):
             return self.ulysses
         if axis == "cp_ring":
             return self.size("cp") // self.ulysses
+        if axis == "fsdp_inner":
+            return self.inner
         if axis not in AXES:
             raise UnknownName("mesh axis", axis, ALL_AXES)
         return 1
@@ -154,9 +162,11 @@ class Mesh(msgspec.Struct, frozen=True):
         if axis in _EXPERTS:
             return self._expert_group(axis, rank)
         if axis in _WITHIN:
-            members = self._along(("cp",), rank)
-            block, lane = divmod(members.index(rank), self.ulysses)
-            return members[lane :: self.ulysses] if axis == "cp_ring" else members[block * self.ulysses : (block + 1) * self.ulysses]
+            members, ways = (
+                (self._along(_INSIDE["fsdp"], rank), self.inner) if axis == "fsdp_inner" else (self._along(("cp",), rank), self.ulysses)
+            )
+            block, lane = divmod(members.index(rank), ways)
+            return members[lane::ways] if axis == "cp_ring" else members[block * ways : (block + 1) * ways]
         self.size(axis)
         return self._along(_INSIDE.get(axis, (axis,)), rank)
 

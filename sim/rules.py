@@ -23,7 +23,8 @@ def mesh_of(plan: Plan) -> Mesh:
         raise BadInput(f"parallel.placement = '{plan.parallel.placement}' must name tp, cp, dp and pp once each")
     sizes = {axis: getattr(plan.parallel, axis) for axis in AXES}
     p = plan.parallel
-    return Mesh(sizes, tuple(reversed(inner)), p.ep, 0 if p.expert_tp == p.tp else p.expert_tp, 1 if p.ulysses == p.cp else p.ulysses)
+    etp, ulysses = 0 if p.expert_tp == p.tp else p.expert_tp, 1 if p.ulysses == p.cp else p.ulysses
+    return Mesh(sizes, tuple(reversed(inner)), p.ep, etp, ulysses, p.kept_among)
 
 
 def check(plan: Plan) -> Plan:

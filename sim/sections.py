@@ -12,6 +12,7 @@ import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+Ways = Annotated[int, msgspec.Meta(ge=2, le=10**6)]
 Capacity = Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)]
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe", "csv"]
@@ -44,8 +45,9 @@ class Parallel(Section, frozen=True, kw_only=True):
     """Ranks that split parameters, gradients or optimizer state, as `zero` says."""
     zero: Literal[0, 1, 2, 3] | None = None
     """What dp_shard splits. 0: nothing (DDP)  1: optimizer  2: + gradients  3: + parameters (FSDP)."""
-    reshard_after_forward: bool = True
-    """zero = 3: free the gathered parameters after forward and gather again for backward."""
+    reshard_after_forward: bool | Ways = True
+    """zero = 3: free the gathered parameters after forward and gather again for backward. A number: from as many neighbours, which keep them among
+    themselves till then (FSDP2; DeepSpeed's zero_hpz_partition_size): those of a node, say, so that backward gathers over NVLink."""
     prefetch: Natural = 1
     """zero = 3: blocks gathered ahead of use."""
     tp: Count = 1
@@ -88,6 +90,12 @@ class Parallel(Section, frozen=True, kw_only=True):
         if self.cp == 1 or self.cp_kind in ("p2p", "all_gather"):
             return 1
         return self.cp if self.cp_kind == "all_to_all" else self.cp_ulysses or 1
+
+    @property
+    def kept_among(self) -> int:
+        """Neighbours that keep gathered parameters among them after forward; 1: nobody does, each keeps its own shard, or all."""
+        asked = self.reshard_after_forward
+        return 1 if isinstance(asked, bool) or asked == self.dp_shard * self.cp else asked
 
     @property
     def expert_tp(self) -> int:

@@ -113,7 +113,7 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
     how = habits.precision
     policy = MixedPrecisionPolicy(param_dtype=dtype_of(how.param_dtype), reduce_dtype=dtype_of(how.reduce_dtype))
     over = mesh["dp_replicate", "dp_shard"] if plan.parallel.dp_replicate > 1 else mesh["dp_shard"]
-    again = zero == 3 and plan.parallel.reshard_after_forward and plan.parallel.pp == 1
+    again = plan.parallel.reshard_after_forward if zero == 3 and plan.parallel.pp == 1 else False
     names = [name for name, _ in model.named_children()]
     outer = ends_of(names)
     ends = [set(model.get_submodule(name).parameters()) for name in outer]
@@ -124,7 +124,7 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
     place = placement(model, mesh["dp_shard"].size())
     for name, block in model.named_children():
         if name not in whole and any(True for _ in block.parameters()):
-            again_here = again and name not in kept
+            again_here = again if name not in kept else False
             if experts is not None and (units := units_of(block)):
                 axes = ("dp_replicate", HELD) if plan.parallel.dp_replicate > 1 else (HELD,)
                 held = placement(model, experts[HELD].size())

@@ -42,7 +42,7 @@ def _lines(program: Program) -> Iterator[str]:
     mesh = program.mesh
     yield f"program {quote(program.name)} device={program.device} steps={program.steps}"
     sizes = "".join(f"{axis}={size} " for axis, size in mesh.sizes.items())
-    yield f"mesh {sizes}order={','.join(mesh.order)} ep={mesh.ep}{f' etp={mesh.etp}' if mesh.etp else ''}{f' ulysses={mesh.ulysses}' if mesh.ulysses > 1 else ''}"
+    yield f"mesh {sizes}order={','.join(mesh.order)} ep={mesh.ep}{f' etp={mesh.etp}' if mesh.etp else ''}{f' ulysses={mesh.ulysses}' if mesh.ulysses > 1 else ''}{f' inner={mesh.inner}' if mesh.inner > 1 else ''}"
     for what, size in program.resident.items():
         yield f"resident {quote(what)} {size}"
     for note in program.notes:
@@ -97,7 +97,8 @@ class _Reader:
         ep = number(pairs.pop("ep", "1"), "ep of the mesh")
         etp = number(pairs.pop("etp", "0"), "etp of the mesh")
         ulysses = number(pairs.pop("ulysses", "1"), "ulysses of the mesh")
-        self.mesh = Mesh({axis: number(size, f"{axis} of the mesh") for axis, size in pairs.items()}, order, ep, etp, ulysses)
+        inner = number(pairs.pop("inner", "1"), "inner of the mesh")
+        self.mesh = Mesh({axis: number(size, f"{axis} of the mesh") for axis, size in pairs.items()}, order, ep, etp, ulysses, inner)
 
     def take_resident(self, words: list[str]) -> None:
         self.resident[unquote(_at(words, 0, "a name"))] = number(_at(words, 1, "bytes"), "resident bytes")

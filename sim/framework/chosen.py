@@ -79,7 +79,13 @@ def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
     p = plan.parallel
     zero = zero_of(plan, framework) if _share(plan, framework) else 0
     layers = zero == 2 and framework.data_parallel.zero2 == "layers"
-    return 3 if layers else zero, p.reshard_after_forward and not layers and p.pp == 1
+    return 3 if layers else zero, bool(p.reshard_after_forward) and not layers and p.pp == 1
+
+
+def keeps_among(plan: Plan, framework: Framework) -> bool:
+    """From forward to backward gathered parameters lie with some neighbours, each with a part."""
+    zero, reshard = sharding_of(plan, framework)
+    return zero == 3 and reshard and plan.task != "forward" and plan.parallel.kept_among > 1
 
 
 def _share(plan: Plan, framework: Framework) -> bool:

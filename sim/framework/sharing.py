@@ -31,6 +31,8 @@ class DataParallel(Habits, frozen=True, kw_only=True):
     """FSDP does not free its last layer after forward: backward begins with it (as a pipeline's layers are kept anyway, zero = 3 alone)."""
     offloads_parameters: bool = False
     """ZeRO-3's shards may lie in host memory between their uses."""
+    keeps_among: bool = False
+    """ZeRO-3's parameters may lie with a few neighbours from forward to backward (`parallel.reshard_after_forward = 8`)."""
     shard_copies: bool = True
     """FSDP's gathered parameters are copied out of a buffer, and gradients into one before they are scattered: one for all tensors of a layer
     (torch's _fsdp_collectives.py), or what a compiled loop carries from layer to layer. False: collectives on the tensors themselves."""

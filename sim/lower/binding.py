@@ -62,6 +62,7 @@ def refuse(job: Job) -> None:
     _refuse_tables(job)
     _refuse_parts_of_a_batch(job)
     _refuse_offload(job)
+    _refuse_kept(job)
     _refuse_muon(job)
     _refuse_adafactor(job)
     _refuse_states(job)
@@ -101,6 +102,28 @@ def _refuse_offload(job: Job) -> None:
             f"{said} is for shards, which are gathered and freed with each block. Set zero = 3 (on a single GPU, too), reshard_after_forward = true "
             'and pp = 1, or offload = "optimizer"'
         )
+
+
+def _refuse_kept(job: Job) -> None:
+    """A smaller mesh between forward and backward, where its framework has none, or not of such parameters."""
+    if not job.keeps_among:
+        return
+    said, instead = f"parallel.reshard_after_forward = {job.mesh.inner}", "Use reshard_after_forward = true"
+    if not job.framework.data_parallel.keeps_among:
+        raise Refused(
+            f'{job.framework.name} frees what it gathers, or keeps it whole; {said} is what FSDP2 and DeepSpeed do. {instead}, or framework = "torchtitan", '
+            '"pytorch" or "deepspeed"'
+        )
+    if job.fsdp2 and job.size("tp") > 1:  # torch 2.13, _fsdp_param.py: to_sharded_post_forward
+        raise Refused(
+            f"{said} with tp = {job.size('tp')}: FSDP2 does not keep a part of what tensor parallelism splits. {instead}, or tp = 1"
+        )
+    if job.mesh.apart:
+        raise Refused(f"{said} with experts in groups of their own (ep = {job.size('ep')}) is not described. {instead}")
+    if job.plan.parameters_offloaded:
+        raise Refused(f'{said} keeps parameters on the devices, and memory.offload = "parameters" on the host. Leave one of them out')
+    if job.framework.data_parallel.quantises_gathered == "shards" and BYTES[job.plan.precision] < 2:
+        raise Refused(f"{said}: shards that travel in 8 bits are not kept so (FSDP2's all_gather_inputs has no such case). {instead}")
 
 
 def _refuse_muon(job: Job) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.framework.chosen import is_fsdp2, owns_tensors
+from sim.framework.chosen import is_fsdp2, keeps_among, owns_tensors
 from sim.framework.framework import Framework
 from sim.mesh import Mesh
 from sim.model.parts import Network, Part
@@ -82,6 +82,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def fsdp2(self) -> bool:
         """Sharded gradients go through torch's FSDP2, which casts and divides them in passes of its own."""
         return self.zero == 3 and is_fsdp2(self.framework)
+
+    @property
+    def keeps_among(self) -> bool:
+        """From forward to backward gathered parameters lie with neighbours, each with a part."""
+        return keeps_among(self.plan, self.framework)
 
     @property
     def dtensor(self) -> bool:

@@ -5,7 +5,7 @@ Said of a plan before it is lowered, as memory is; the tests hold it against the
 
 from __future__ import annotations
 
-from sim.framework.chosen import owns_tensors, sharding_of, summing_axis
+from sim.framework.chosen import keeps_among, owns_tensors, sharding_of, summing_axis
 from sim.framework.framework import Framework
 from sim.mesh import Mesh
 from sim.model.parts import Network
@@ -20,7 +20,8 @@ def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
     contexts = {"cp"} if mesh.ulysses == 1 else {"cp_ulysses", "cp_ring"}
     found = {"tp", "pp", *contexts, *(("ep",) if has_experts else ()), *network.compares}
     if zero == 3:
-        found |= {"fsdp", *(("efsdp",) if has_experts and mesh.apart else ())}
+        kept = {"fsdp_inner"} if keeps_among(plan, framework) else set()
+        found |= {"fsdp", *kept, *(("efsdp",) if has_experts and mesh.apart else ())}
     if plan.task != "forward":
         trained = any(part.expert and not part.frozen for block in network.kinds for part in block.parts)
         found |= _summed(plan, framework, mesh, zero, trained and mesh.apart)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.framework.chosen import sharding_of, zero_of
+from sim.framework.chosen import keeps_among, sharding_of, zero_of
 from sim.framework.framework import Framework
 from sim.lower.data_parallel.buckets import named
 from sim.lower.optimizer import muon, outer
@@ -158,6 +158,8 @@ def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tie
     if not train or reshard:
         line = [block.params for block in blocks if block.kind not in ends]
         freed = max((sum(line[at : at + 1 + p.prefetch]) for at in range(len(line))), default=0)  # no two largest where there is but one
+        if keeps_among(plan, framework):  # the head, where it is no part of the root, stays whole
+            found += sum(block.params for block in blocks if block.kind not in (*ends, "head")) * width / p.kept_among
         passing = _passing(plan, framework, max(line, default=0)) if plan.parameters_offloaded else 0.0
         return found + (sum(block.params for block in blocks if block.kind in ends) + freed) * width + passing
     kept = sorted(sum(block.params for _, block in chunk) for chunk in chunks)

@@ -41,6 +41,11 @@ def _one_stage(setting: Setting) -> bool:
     return setting.plan.parallel.pp == 1
 
 
+def _kept_among_all(setting: Setting) -> bool:
+    p = setting.plan.parallel
+    return p.reshard_after_forward not in (True, False) and p.kept_among == 1
+
+
 def _whole_tensors(setting: Setting) -> bool:
     return setting.plan.parallel.tp == 1
 
@@ -116,8 +121,8 @@ RULES = (
     ),
     Rule(
         "parallel.reshard_after_forward",
-        lambda s: min(zero_of(s.plan, s.framework), sharding_of(s.plan, s.framework)[0]) < 3 or not _one_stage(s),
-        "parameters are not split (zero = 3 with dp_shard > 1), or a pipeline's stages keep them (pp > 1)",
+        lambda s: min(zero_of(s.plan, s.framework), sharding_of(s.plan, s.framework)[0]) < 3 or not _one_stage(s) or _kept_among_all(s),
+        "parameters are not split (zero = 3 with dp_shard > 1), or a pipeline's stages keep them (pp > 1), or all that share them are the neighbours",
     ),
     Rule(
         "parallel.prefetch",

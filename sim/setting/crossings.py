@@ -60,9 +60,10 @@ def regular(mesh: Mesh, topology: Topology) -> bool:
 
 
 def inner_axes(mesh: Mesh) -> tuple[str, ...]:
-    """Axes that cut others' ranks otherwise: experts' within data parallelism, rings and exchanges of heads within cp."""
+    """Axes that cut others' ranks otherwise: experts' within data parallelism, rings and exchanges of heads within cp, a smaller mesh within FSDP's."""
     experts = ("ep", "edp", "efsdp") if mesh.apart else ()
-    return (*experts, *(("cp_ulysses", "cp_ring") if mesh.ulysses > 1 else ()))
+    kept = ("fsdp_inner",) if mesh.inner > 1 else ()
+    return (*experts, *(("cp_ulysses", "cp_ring") if mesh.ulysses > 1 else ()), *kept)
 
 
 def inner_cuts(mesh: Mesh, size: int) -> bool:

@@ -76,6 +76,9 @@ FSDP = [
         for again in (True, False)
         for micros in (1, 2)
     ),
+    *(plan(model, 2, dp_shard=8, zero=3, reshard_after_forward=4) for model in (LLAMA, GPT, MLP)),
+    plan(LLAMA, dp_shard=4, zero=3, reshard_after_forward=2, framework="torchtitan", precision="bf16"),
+    plan(LLAMA, dp_shard=4, zero=3, reshard_after_forward=2, memory={"recompute": "full"}),
     plan(LLAMA, dp_shard=16, zero=3),
     plan(LLAMA, dp_shard=2, zero=3, precision="bf16"),
     plan(LLAMA, 3, dp_shard=2, zero=3, optimizer={"name": "sgd"}),
@@ -96,6 +99,7 @@ FSDP = [
 HSDP = [
     *(plan(model, micros, dp_replicate=2, dp_shard=shards, zero=3) for model in (LLAMA, MLP) for shards, micros in ((2, 1), (4, 2))),
     plan(GPT, dp_replicate=8, dp_shard=8, zero=3, reshard_after_forward=False),
+    plan(LLAMA, 2, dp_replicate=2, dp_shard=4, zero=3, reshard_after_forward=2),
     plan(LLAMA, dp_replicate=2, dp_shard=2, zero=3, optimizer={"clip": True}),
     plan(LLAMA, dp_replicate=2, dp_shard=2, zero=3, comm={"reduce_dtype": "bf16"}),
 ]

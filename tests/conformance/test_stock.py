@@ -108,7 +108,7 @@ def plans(draw: st.DrawFn) -> Plan:
         "dp_shard": shards,
         "dp_replicate": replicas,
         "zero": draw(st.sampled_from([2, 3])),
-        "reshard_after_forward": draw(st.booleans()),
+        "reshard_after_forward": draw(st.sampled_from([True, False, *([shards // 2] if shards > 2 and kind != "both" else [])])),
     }
     if kind == "both":
         parallel |= {"tp": tp if shards * replicas * tp <= 64 else 1, "sequence_parallel": split}

@@ -78,7 +78,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "parallel.dp_replicate": (1, 8),
     "parallel.dp_shard": (2, 8),
     "parallel.zero": (0, 1, 2, 3),
-    "parallel.reshard_after_forward": (False,),
+    "parallel.reshard_after_forward": (False, 2),
     "parallel.prefetch": (0, 2),
     "parallel.tp": (1, 2),
     "parallel.sequence_parallel": (False,),

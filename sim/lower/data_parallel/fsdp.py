@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from sim.lower.data_parallel.gathered import copy_out, gather, hooks, reshard, travelling
+from sim.lower.data_parallel.gathered import copy_out, gather, hooks, keep, reshard, travelling
 from sim.lower.data_parallel.replicate import lane_of
 from sim.lower.data_parallel.scattered import Reduced
 from sim.lower.data_parallel.units import Unit, root_first
@@ -47,7 +47,7 @@ def forward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], lines: lis
         if ahead == 0:
             ops.append(Op(f"fwd/{block.name}.done", "record", COMPUTE, event="fwd/done"))
         if frees and unit.messages and not unit.kept:
-            ops.append(reshard(job, "fwd", unit))
+            ops += keep(job, unit) if job.keeps_among and not block.block.detached else [reshard(job, "fwd", unit)]
     return ops if job.train else ops + [reshard(job, "fwd", unit) for unit in line if unit.kept]
 
 

@@ -15,6 +15,9 @@ from sim.lower.ops import collective, compute, host, record, wait
 from sim.program import COMPUTE, Op
 from sim.work import HostWork, MemoryBound
 
+KEPT = "fsdp_inner"
+"""The axis along which backward gathers what a smaller mesh has kept (`Parallel.kept_among`)."""
+
 
 def hooks(job: Job, phase: str, unit: Unit) -> list[Op]:
     """What FSDP2 does in Python around one pass of a unit: its states, views of its parameters, streams."""
@@ -27,11 +30,16 @@ def hooks(job: Job, phase: str, unit: Unit) -> list[Op]:
 def gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:
     """Copy-in, with the cast from the fp32 shard, and all_gather; `after` names an event that both wait for, as what is in host memory does."""
     ops: list[Op] = on_host.fetch(job, phase, unit, after)
-    for suffix, axis, elements in travelling(job, unit):
+    for suffix, axis, elements in sent_in(job, phase, unit):
         name, lane, size = f"{phase}/{unit.name}{suffix}", lane_of(axis), gathered(job, unit, suffix, elements)
         if after:
             ops.append(Op(f"{name}.room.wait", "wait", lane, event=after))
-        copied = copy_in(job, name, elements, size, axis, lane if job.device == "cuda" else COMPUTE)
+        on = lane if job.device == "cuda" else COMPUTE
+        if axis == KEPT:
+            part = size // job.size(axis)
+            copied = _copied(job, name, MemoryBound("copy", part, part, job.framework.precision.param_dtype), on)
+        else:
+            copied = copy_in(job, name, elements, size, axis, on)
         if job.plan.parameters_offloaded:
             ops.append(Op(f"{name}.fetched.wait", "wait", lane, event=on_host.fetched(phase, unit)))
             copied = holding(copied, free=on_host.shard_bytes(job, ((suffix, axis, elements),)))
@@ -57,6 +65,10 @@ def copy_in(job: Job, name: str, elements: int, size: int, axis: str, lane: str)
         size // ranks,
         job.framework.precision.param_dtype,
     )
+    return _copied(job, name, copy, lane)
+
+
+def _copied(job: Job, name: str, copy: MemoryBound, lane: str) -> Op:
     return Op(f"{name}.copy_in", "compute", lane, (copy,), cls=COPY, blocking=job.device == "cpu")
 
 
@@ -87,7 +99,8 @@ def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
     if unit.narrow and (narrowed := _quantised(job, phase, unit.narrow)):
         ops.append(compute(job, f"{phase}/{unit.name}.quantise", narrowed, COPY))
     alone = tuple(message for message in unit.messages if message not in sent) if job.plan.parameters_offloaded else ()
-    return [*ops, holding(record(f"{phase}/{unit.name}.out", COMPUTE), free=on_host.shard_bytes(job, alone))]
+    kept = _kept_bytes(job, unit) if job.keeps_among and phase == "bwd" else 0
+    return [*ops, holding(record(f"{phase}/{unit.name}.out", COMPUTE), free=on_host.shard_bytes(job, alone) + kept)]
 
 
 def _quantised(job: Job, phase: str, elements: int) -> tuple[MemoryBound, ...]:
@@ -106,10 +119,33 @@ def _quantised(job: Job, phase: str, elements: int) -> tuple[MemoryBound, ...]:
     return forward if ahead else (*(forward if again else ()), largest, cast)
 
 
+def keep(job: Job, unit: Unit) -> list[Op]:
+    """What a smaller mesh keeps of a unit after forward: a copy of this rank's part of each parameter, before all of it is freed (torch 2.13,
+    _fsdp_param.py, to_sharded_post_forward). Backward's gathers come after it on a stream that waits for it (_reshard_after_forward_event)."""
+    held = _kept_bytes(job, unit)
+    each = held // max(1, unit.tensors)
+    copies = (MemoryBound("copy", each, each, job.framework.precision.param_dtype),) * unit.tensors
+    copied = compute(job, f"fwd/{unit.name}.keep", copies, COPY, alloc=held)
+    freed = reshard(job, "fwd", unit)
+    if job.device == "cpu":  # there the thread itself copies and waits
+        return [copied, freed]
+    return [copied, freed, Op(f"fwd/{unit.name}.kept.wait", "wait", lane_of(KEPT), event=freed.event)]
+
+
+def _kept_bytes(job: Job, unit: Unit) -> int:
+    return sum(gathered(job, unit, suffix, elements) for suffix, _, elements in unit.messages) // job.size(KEPT)
+
+
 def reshard(job: Job, phase: str, unit: Unit) -> Op:
     """The gathered parameters are freed when compute has passed."""
     size = sum(gathered(job, unit, suffix, elements) for suffix, _, elements in unit.messages)
     return Op(f"{phase}/{unit.name}.reshard", "record", COMPUTE, event=f"{phase}/{unit.name}.reshard", free=size)
+
+
+def sent_in(job: Job, phase: str, unit: Unit) -> Sizes:
+    """Of a unit's messages those that are sent in a pass, and along which axis: backward asks for what a smaller mesh has kept there."""
+    sent = travelling(job, unit)
+    return tuple((suffix, KEPT, elements) for suffix, _, elements in sent) if job.keeps_among and phase == "bwd" else sent
 
 
 def travelling(job: Job, unit: Unit) -> Sizes:

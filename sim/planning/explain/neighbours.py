@@ -14,6 +14,8 @@ _LOADERS = (1, 2, 4, 8, 16)
 """Loader processes of a rank that are tried."""
 _BUCKETS = ("25 MiB", "100 MiB")
 """Messages of gradients that are tried: DDP's own, and what large models and clusters often take."""
+_NODE = 8
+"""Ranks of a node, among whom parameters may lie from forward to backward."""
 _LONG = 16_384
 """Tokens of a sequence (or a video) from which on ranks may share one."""
 
@@ -101,7 +103,8 @@ def _switched(plan: Plan) -> list[tuple[str, ...]]:
         "comm.overlap=true": not plan.comm.overlap,
         "parallel.tp_overlap=true": p.tp > 1 and not p.tp_overlap,
         "parallel.sequence_parallel=true": p.tp > 1 and not p.sequence_parallel,
-        "parallel.reshard_after_forward=false": p.reshard_after_forward and p.dp_shard > 1,
+        "parallel.reshard_after_forward=false": bool(p.reshard_after_forward) and p.dp_shard > 1,
+        f"parallel.reshard_after_forward={_NODE}": p.reshard_after_forward is True and p.dp_shard * p.cp > _NODE,
         "data.pinned=true": not data.pinned,
         "data.handover=event": data.handover == "synchronize",
         "data.stream=copy": data.stream == "compute",

@@ -6,8 +6,9 @@ gathers with the first forward of each of its chunks, and reduces after the last
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
+from sim.lower.data_parallel.gathered import KEPT
 from sim.lower.data_parallel.replicate import lane_of
 from sim.lower.data_parallel.sharded import CLS
 from sim.lower.data_parallel.units import Unit, units_of
@@ -43,7 +44,8 @@ class Traffic:
         job, lanes = self._job, dict[str, float]()
         times = [(microbatches, self._gathered(self._units))]
         if job.train and job.reshard:
-            times.append((microbatches, self._gathered(unit for unit in self._units if not unit.kept)))
+            freed = (unit for unit in self._units if not unit.kept)
+            times.append((microbatches, self._gathered(freed, {"fsdp": KEPT} if job.keeps_among else {})))
         if syncs(job, True):
             times.append((microbatches if syncs(job, False) else 1, self._reduced()))
         for count, by_lane in times:
@@ -51,18 +53,20 @@ class Traffic:
                 lanes[lane] = lanes.get(lane, 0.0) + count * seconds
         return max(lanes.values(), default=0.0)
 
-    def _gathered(self, units: Iterable[Unit]) -> dict[str, float]:
-        return self._sum(units, "all_gather", self._job.param_bytes)
+    def _gathered(self, units: Iterable[Unit], along: Mapping[str, str] | None = None) -> dict[str, float]:
+        """`along`: other axes in place of the units' own."""
+        return self._sum(units, "all_gather", self._job.param_bytes, along or {})
 
     def _reduced(self) -> dict[str, float]:
-        return self._sum(self._units, "reduce_scatter", self._job.reduce_bytes)
+        return self._sum(self._units, "reduce_scatter", self._job.reduce_bytes, {})
 
-    def _sum(self, units: Iterable[Unit], name: str, width: float) -> dict[str, float]:
+    def _sum(self, units: Iterable[Unit], name: str, width: float, along: Mapping[str, str]) -> dict[str, float]:
         """By lane; a unit's message has `width` bytes for each element."""
         lanes: dict[str, float] = {}
         known: dict[tuple[str, int], float] = {}
         for unit in units:
-            for _, axis, elements in unit.gradients if name == "reduce_scatter" else unit.messages:
+            for _, own, elements in unit.gradients if name == "reduce_scatter" else unit.messages:
+                axis = along.get(own, own)
                 if (axis, elements) not in known:
                     op = collective(self._job, name, lane_of(axis), name, elements * width, axis, CLS)
                     known[axis, elements] = self._seconds(op)

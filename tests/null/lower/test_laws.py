@@ -32,7 +32,7 @@ def plans(draw: st.DrawFn) -> tuple[dict[str, Any], Network, str]:
     parallel |= {
         "sequence_parallel": draw(st.booleans()),
         "tp_overlap": draw(st.booleans()),
-        "reshard_after_forward": draw(st.booleans()),
+        "reshard_after_forward": draw(st.sampled_from([True, False, *([2] if shards * cp > 2 else [])])),
         "prefetch": draw(st.integers(0, 3)),
         "cp_kind": draw(st.sampled_from(["p2p", "all_gather", "all_to_all", "all_to_all+p2p"])),
         "cp_ulysses": draw(st.sampled_from([1, max(1, cp // 2), cp])),
