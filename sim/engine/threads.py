@@ -22,10 +22,17 @@ class Thread:
         self.clock = 0.0
         self.done = False
         self._freed_by: Item | None = None
+        self._issuing = self._freed = False
+        """It issues an op now; what that waits for has come meanwhile."""
         state.threads.add(name)
 
     def run(self) -> None:
-        """Issues ops until one blocks; called again by what it waited for."""
+        """Issues ops until one blocks; called again by what it waited for, perhaps before that is issued: hundreds of ops in a row may wait for
+        what has come long ago, so that the call of each must not stand in that of the one before."""
+        if self._issuing:
+            self._freed = True
+            return
+        self._issuing = True
         rank, name = self._state.rank, self.name
         for call, op, cost, flops in self._ops:
             item = Item(rank, name, call, op, cost, flops, self.clock)
@@ -34,8 +41,11 @@ class Thread:
             if kind == "record" or kind == "wait":
                 item.mark = self._mark(call, op)
             if self._own(item) if item.lane == name else self._issue(item):
-                return
-        self.done = True
+                if not self._freed:
+                    self._issuing = False
+                    return
+                self._freed = False
+        self._issuing, self.done = False, True
 
     def _mark(self, call: Call, op: Op) -> Mark:
         if op.shift is not None:

@@ -164,3 +164,11 @@ def test_an_event_that_never_comes_names_its_thread() -> None:
     made = program({"host": [Op("get", "sync", "host", event="ready", shift=0)], "loader.0": [Op("load", "host", "loader.0")]})
     with pytest.raises(BadInput, match=r"wait for an event that never comes: rank 0 host$"):
         simulate(made, TablePricer({"load": 1.0}))
+
+
+def test_thousands_of_waits_for_what_has_come_are_one_after_the_other() -> None:
+    """A CPU's thread waits for each on the lane that computes: no call stands in the one before it."""
+    waits = [Op(f"w{i}", "wait", "compute", event="e", blocking=True) for i in range(5000)]
+    ops = [kernel("a", blocking=True), Op("r", "record", "compute", event="e"), *waits, kernel("b")]
+    trace = simulate(program({"host": ops}, device="cpu"), TablePricer({"a": 2.0, "b": 1.0} | {"w4999": Cost(0.0, host=0.5)}))
+    assert timeline(trace)[-1] == ("r0/s0/b", 2.5, 3.5)
