@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from sim.sections import Batch, Comm, Count, Data, Memory, Noise, Optimizer, Output, Parallel, Section, Update
 
-Task = Literal["train", "finetune", "lora", "forward"]
+Task = Literal["train", "finetune", "lora", "dpo", "forward"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4", "nvfp4"]
 
 
@@ -22,6 +22,7 @@ class Plan(Section, frozen=True, kw_only=True):
     """A preset, the path of an HF config.json or *.model.json, or a [model] table: the shape itself, or `base` and what differs from it."""
     name: str = ""
     task: Task = "train"
+    """lora: adapters on a frozen decoder; dpo: pairs of sequences (batch.micro is even), which go through a frozen copy first; forward: no training."""
     framework: str | dict[str, Any] = "pytorch"
     """Whose defaults fill what is not said (`sim/framework/known/*.toml`), or a [framework] table: its `base` and what differs from it."""
     seq_len: Count | None = None

@@ -48,6 +48,11 @@ def check(plan: Plan) -> Plan:
             f"batch.global = {plan.global_batch} makes {plan.microbatches:,} micro-batches in a step; at most {MOST_MICROBATCHES:,} are "
             "simulated. Raise batch.micro or the data-parallel ranks, or lower batch.global"
         )
+    if plan.task == "dpo" and plan.batch.micro % 2:
+        raise BadInput(
+            f'batch.micro = {plan.batch.micro}: task = "dpo" compares sequences in pairs (a chosen and a rejected one), which are counted one by one. Use an '
+            "even batch.micro"
+        )
     _check_schedule(plan)
     if p.stages is not None:
         _check_stages(p.stages, p.pp, p.chunks)

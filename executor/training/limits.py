@@ -48,7 +48,7 @@ def check_quiet(plan: Plan) -> None:
 def _of_the_step(plan: Plan) -> Refusals:
     p, habits = plan.parallel, framework_of(plan)
     return (
-        (plan.task not in ("train", "forward"), f'task = "{plan.task}": stock training trains all parameters. {PLAY}'),
+        (plan.task not in ("train", "forward"), f'task = "{plan.task}": stock training trains all parameters of one model. {PLAY}'),
         (plan.task == "forward" and p.pp > 1, f'task = "forward" through a pipeline is not done by the stock run. {PLAY}'),
         (
             plan.precision not in ("fp32", "tf32", "bf16", "fp16"),

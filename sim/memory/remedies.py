@@ -116,12 +116,18 @@ def _with_memory(plan: Plan, **more: object) -> Plan:
 def _smaller(plan: Plan) -> list[Change]:
     """Micro-batches of half the samples, and half of these ... (or the largest part that divides them), and as many more of them."""
     micro, found, replace = plan.batch.micro, [], msgspec.structs.replace
-    while micro > 1:
-        micro //= next((by for by in range(2, math.isqrt(micro) + 1) if micro % by == 0), micro)
+    least = 2 if plan.task == "dpo" else 1  # a pair
+    while micro > least:
+        micro = least * _less(micro // least)
         parts = plan.batch.micro // micro
         batch = replace(plan.batch, global_=plan.global_batch * parts)
         found.append(Change(f"batch.micro = {micro}", replace(plan, batch=batch), 1 / parts))
     return found
+
+
+def _less(count: int) -> int:
+    """Half of it, or the largest part that divides it."""
+    return count // next((by for by in range(2, math.isqrt(count) + 1) if count % by == 0), count)
 
 
 def _thrifty(plan: Plan, most: int) -> Change:

@@ -18,6 +18,7 @@ from sim.model.captured import Captured
 from sim.model.check import check_documents
 from sim.model.layers.redo import check_modules
 from sim.model.load import model_from
+from sim.model.reference import with_reference
 from sim.model.specs.clip import Clip
 from sim.model.specs.decoder import Decoder, Lora
 from sim.model.specs.spec import Encoder
@@ -131,6 +132,11 @@ def _supported(plan: Plan, machine: Topology) -> None:
 def model_of(plan: Plan) -> ModelSpec:
     """The plan's model: a preset or file by name, or the [model] table (which may change one of those); adapters added for task = "lora"."""
     model = model_from(plan.model)
+    if plan.task == "dpo" and (not isinstance(model, Decoder) or model.lora is not None):
+        what = "a decoder that is trained whole" if isinstance(model, Decoder) else "a decoder"
+        raise Refused(
+            f'task = "dpo" needs {what}; {plan.model_name} is none ({type(model).__name__.lower()}{" with adapters" * isinstance(model, Decoder)})'
+        )
     if plan.task == "lora":
         if not hasattr(model, "lora"):
             raise Refused(f'task = "lora" needs a decoder; {plan.model_name} is none ({type(model).__name__.lower()})')
@@ -197,7 +203,8 @@ def _documents(plan: Plan, model: ModelSpec, seq: int) -> int:
 def network_of(plan: Plan, framework: Framework) -> Network:
     """The model on one rank of the plan's split; equal splits share one description."""
     model = model_of(plan)
-    return _described(model, shape_of(plan, model), framework, attention_of(framework, model))
+    pairs = plan.batch.micro if plan.task == "dpo" else 0
+    return _described(model, shape_of(plan, model), framework, attention_of(framework, model), pairs)
 
 
 def attention_of(framework: Framework, model: ModelSpec) -> Literal["flash", "math"]:
@@ -206,5 +213,7 @@ def attention_of(framework: Framework, model: ModelSpec) -> Literal["flash", "ma
 
 
 @lru_cache(maxsize=512)
-def _described(model: ModelSpec, shape: Shape, framework: Framework, attention: str) -> Network:
-    return describe(model, shape, framework, attention)
+def _described(model: ModelSpec, shape: Shape, framework: Framework, attention: str, pairs: int) -> Network:
+    """`pairs`: sequences that are compared in pairs by their likeness under a frozen copy; 0: none are."""
+    network = describe(model, shape, framework, attention)
+    return with_reference(network, pairs) if pairs else network

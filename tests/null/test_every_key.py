@@ -65,7 +65,7 @@ SECTIONS = {
 """Of plans that differ from others in some sections alone, those ("": keys of none)."""
 VALUES: dict[str, tuple[Any, ...]] = {
     "name": ("other",),
-    "task": ("forward", "finetune", "lora"),
+    "task": ("forward", "finetune", "lora", "dpo"),
     "framework": ("deepspeed",),
     "seq_len": (128,),
     "precision": ("fp32", "fp16"),
