@@ -16,6 +16,8 @@ _SLACK = 1 + 1e-12
 _SAME = 1e-12
 """Seconds (of a second that has passed) by which equal flows may seem to end apart, by rounding alone: those of equal ranks would drift from each
 other ever further, since who is first finds the link free."""
+_FILLED = 1 << 14
+"""Such lists of flows whose rates are kept."""
 Uses = tuple[tuple[str, float], ...]
 """What a flow wants of each resource per second."""
 
@@ -65,6 +67,8 @@ class Sharing:
         self._resources: dict[str, Resource] = {}
         self._known: dict[int, tuple[Uses, Uses, Taken, float]] = {}
         """By id() of what a flow names, which is kept: each resource once, but for `idle` ones, also as itself, and what it wants of the first."""
+        self._filled: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
+        """By what flows that can slow each other want (id() of it, which `_known` keeps, and share), in their order: the rate of each. Layers are equal."""
         self.idle: frozenset[str] = frozenset()
         """Resources that never bind: what flows take of them need not be known."""
 
@@ -146,7 +150,14 @@ class Sharing:
 
     def _refill(self, touched: list[str]) -> None:
         flows, names = self._component(touched)
-        for flow, rate in fill(flows, {n: (self._resources[n].capacity, self._resources[n].users) for n in names}).items():
+        wanted = tuple((id(flow.uses), flow.weight) for flow in flows)
+        rates = self._filled.get(wanted)
+        if rates is None:
+            if len(self._filled) == _FILLED:
+                self._filled.clear()
+            filled = fill(flows, {n: (self._resources[n].capacity, self._resources[n].users) for n in names})
+            rates = self._filled[wanted] = tuple(filled.values())
+        for flow, rate in zip(flows, rates, strict=True):
             self._set_rate(flow, rate)
 
     def _component(self, names: list[str]) -> tuple[dict[Flow, None], list[str]]:
@@ -180,17 +191,20 @@ def fill(flows: Mapping[Flow, None], crowded: dict[str, tuple[float, dict[Flow, 
     """Max-min fair rates (0, 1] of `flows` on the crowded resources {name: (capacity, users)}."""
     rates: dict[Flow, float] = {}
     left = {name: capacity for name, (capacity, _) in crowded.items()}
-    open_ = dict(crowded)
-    while open_:
-        level, name = min((_level(left[n], users, rates), n) for n, (_, users) in open_.items())
-        _, users = open_.pop(name)
-        for flow in users:
+    levels = {name: _level(capacity, users, rates) for name, (capacity, users) in crowded.items()}
+    while levels and len(rates) < len(flows):
+        level, name = min((level, name) for name, level in levels.items())
+        del levels[name]
+        touched: dict[str, None] = {}
+        for flow in crowded[name][1]:
             if flow in rates:
                 continue
             rates[flow] = min(1.0, level / flow.weight)
             for other, amount in flow.uses:
                 if other in left:
                     left[other] -= amount * rates[flow]
+                    touched[other] = None
+        levels.update((other, _level(left[other], crowded[other][1], rates)) for other in touched if other in levels)
     return {flow: rates.get(flow, 1.0) for flow in flows}
 
 
