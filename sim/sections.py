@@ -192,7 +192,7 @@ class Data(Section, frozen=True, kw_only=True):
     """In what order a run reads its samples; a prediction takes all of them alike."""
     document: Natural = 0
     """Tokens of each of the documents that a sequence is packed of; 0: one, the whole sequence. Fused attention stays inside them (torchtitan's block-causal
-    masks, TransformerEngine's thd, flash-attention's varlen). Of unequal ones their mean weighted by length: sum of squares over sum."""
+    masks, TransformerEngine's thd, flash-attention's varlen). Of unequal ones their mean weighted by length (sum of squares over sum)."""
     stream: Literal["copy", "compute"] = "copy"
     """Lane of the host-to-device copy."""
     handover: Literal["event", "synchronize", "none"] = "event"

@@ -225,6 +225,10 @@ def _of_the_data(plan: Plan) -> Refusals:
 
 
 def _check_model(plan: Plan, spec: ModelSpec) -> None:
+    if plan.data.document and shape_of(plan, spec).seq % plan.data.document:
+        raise Refused(
+            f"data.document = {plan.data.document} does not divide the sequence: stock training packs equal documents. Use one that does, or: {PLAY}"
+        )
     if plan.data.document and attention_of(framework_of(plan), spec) == "math":
         raise Refused(
             f'data.document with attention = "math" needs a mask that stock training does not make. Use attention = "flash", or: {PLAY}'
@@ -289,7 +293,7 @@ def _check_decoder(plan: Plan, spec: Decoder) -> None:
         _check_experts(plan, spec, spec.moe)
     asked = {
         "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": 0 < spec.window < seq,
-        "packed": spec.packed, "pattern": spec.pattern, "mtp": spec.mtp, "mixers": set(spec.mixers) - {"X", "*"}, "gated_attention": spec.gated_attention,
+        "pattern": spec.pattern, "mtp": spec.mtp, "mixers": set(spec.mixers) - {"X", "*"}, "gated_attention": spec.gated_attention,
         "rope_scaled": spec.rope_scaled, "position = alibi": spec.position == "alibi",
         "capped_scores with attention = flash": spec.capped_scores and attention_of(framework_of(plan), spec) == "flash",
     }  # fmt: skip

@@ -23,16 +23,12 @@ def check_length(name: str, seq: int, positions: int) -> None:
 
 
 def check_documents(seq: int, document: int, pieces: int) -> int:
-    """Documents of `document` tokens in a sequence, each cut into so many `pieces` by ranks that share it. Raises `BadInput` where they are not whole."""
-    if seq % document or document % pieces:
-        fits = [n for n in range(pieces, seq + 1, pieces) if seq % n == 0]
-        near = sorted(fits, key=lambda n: abs(n - document))[:3]
-        cut = f" into documents that context parallelism cuts into {pieces} pieces each" if pieces > 1 else ""
-        raise BadInput(
-            f"data.document = {document} does not divide seq_len = {seq}{cut}. "
-            + (f"Use {' or '.join(map(str, sorted(near)))}" if near else f"Use a multiple of {pieces} as seq_len")
-        )
-    return seq // document
+    """Documents of `document` tokens in the mean that make a sequence, to the nearest number. Raises `BadInput` for some that are longer, or of less
+    tokens than the `pieces` that ranks cut each into."""
+    if not pieces <= document <= seq:
+        cut = f", which context parallelism cuts into {pieces} pieces each" if pieces > 1 else ""
+        raise BadInput(f"data.document = {document}: a sequence of seq_len = {seq} is packed of documents of {pieces} to {seq} tokens{cut}")
+    return max(1, round(seq / document))
 
 
 def divisible(what: str, value: int, by: str, ways: int) -> int:

@@ -72,6 +72,12 @@ def test_kernels_are_those_that_are_described(model: dict[str, Any], monkeypatch
     assert works[0].batch == BATCH * SEQ // DOCUMENT and works[0].kv == DOCUMENT
 
 
+def test_documents_of_unequal_lengths_are_refused() -> None:
+    plan = load_plan({"model": LLAMA, "seq_len": SEQ, "precision": "fp32", "data": {"document": 7}})
+    with pytest.raises(Refused, match=r"data\.document = 7 does not divide the sequence"):
+        check_stock(plan, model_of(plan))
+
+
 def test_a_mask_of_scores_in_memory_is_refused() -> None:
     plan = load_plan({"model": LLAMA, "seq_len": SEQ, "precision": "fp32", "attention": "math", "data": {"document": DOCUMENT}})
     with pytest.raises(Refused, match=r'data\.document with attention = "math"'):

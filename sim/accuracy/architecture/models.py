@@ -105,7 +105,7 @@ def _decoder(row: Row, assumed: list[str]) -> dict[str, Any]:
     base = named(row)
     family = family_of(row) or _usual(row)
     if base and _unlike(family_of(row), base):
-        return _with_task(_examples(_cut(base, row), row, assumed), row, assumed)
+        return _with_task(_cut(base, row), row, assumed)
     if not family_of(row):
         assumed.append(f"model type {row.model_type!r} taken as {family}")
     heads = row.n_heads or _heads(row, assumed)
@@ -134,7 +134,7 @@ def _decoder(row: Row, assumed: list[str]) -> dict[str, Any]:
         mla=latent(row, base) if family == "deepseek" else None,
         **more,
     )
-    return _with_task(_examples(spec, row, assumed), row, assumed)
+    return _with_task(spec, row, assumed)
 
 
 _LLAMA = "2023-02"
@@ -174,23 +174,6 @@ def _cut(base: Decoder, row: Row) -> Decoder:
     }
     base = msgspec.structs.replace(base, name=row.model_name)
     return msgspec.structs.replace(base, **{name: value for name, value in own.items() if value})
-
-
-_SQUAD_EXAMPLE = 200
-"""Tokens of a SQuAD example: a context of 117 words in the mean, a question of 10 and an answer of 3 (Rajpurkar et al. 2016), in a template,
-at 4 tokens for 3 words."""
-_PACKING = r"nemo|megatron-bridge"
-
-
-def _examples(spec: Decoder, row: Row, assumed: list[str]) -> Decoder:
-    """Fine-tuning recipes of NeMo and Megatron-Bridge pack SQuAD into sequences of 4096 when run for speed, and take sequences of 2048 when
-    not (nemo/collections/llm/recipes/llama3_8b.py: finetune_recipe, performance_mode)."""
-    tuned = re.search(r"\bsft\b|lora|\bpeft\b|fine-?tun", row.task.lower())
-    words = f"{row.framework} {row.source_id}".lower()
-    if not tuned or (row.seq_len or 0) < 4096 or not re.search(_PACKING, words) or row.submitted:
-        return spec
-    assumed.append(f"fine-tuning on packed sequences: SQuAD's examples of {_SQUAD_EXAMPLE} tokens")
-    return msgspec.structs.replace(spec, packed=_SQUAD_EXAMPLE)
 
 
 def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
@@ -243,6 +226,6 @@ def _by_name(row: Row, assumed: list[str]) -> dict[str, Any]:
     spec = load_model(found)
     if isinstance(spec, Decoder):
         spec = msgspec.structs.replace(spec, **_as_run(row, family_of(row)))
-        return _with_task(_examples(spec, row, assumed), row, assumed)
+        return _with_task(spec, row, assumed)
     tree: dict[str, Any] = msgspec.to_builtins(with_side(spec, row, assumed))
     return tree

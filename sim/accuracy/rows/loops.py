@@ -26,16 +26,32 @@ _WHOLE = {50: 2048, 101: 1024}
 """Images of one update of NVIDIA's ResNet-50 and its ResNeXts, by depth (ConvNets' configs.yml, optimizer_batch_size): on one GPU many steps."""
 
 
-def data_of(row: Row, model: dict[str, Any], framework: str) -> Data:
+_SQUAD_EXAMPLE = 200
+"""Tokens of a SQuAD example: a context of 117 words in the mean, a question of 10 and an answer of 3 (Rajpurkar et al. 2016), in a template,
+at 4 tokens for 3 words."""
+_PACKING = r"nemo|megatron-bridge"
+
+
+def data_of(row: Row, model: dict[str, Any], framework: str, assumed: list[str]) -> Data:
     """The input path of a row of pictures; DLRM's pipelines send the next batch beside a step, too (TorchRec's TrainPipelineSparseDist, HugeCTR's
-    asynchronous reader); all others' are ready."""
+    asynchronous reader); all others' are ready. Fine-tuning recipes of NeMo and Megatron-Bridge pack SQuAD into sequences of 4096 when run for
+    speed, and take sequences of 2048 when not (nemo/collections/llm/recipes/llama3_8b.py: finetune_recipe, performance_mode)."""
     if model.get("family") == "dlrm":
         return _AHEAD
     if row.batch_unit != "images":
-        return Data()
+        if model.get("family", "decoder") != "decoder" or not _packs(row):
+            return Data()
+        assumed.append(f"fine-tuning on packed sequences: SQuAD's examples of {_SQUAD_EXAMPLE} tokens")
+        return Data(document=_SQUAD_EXAMPLE)
     if loaders := _loaders(row):
         return Data(workers=loaders, preprocess=_PILLOW, stream="compute")
     return _BETWEEN if _arch(model) == "mask-rcnn" and framework == "pytorch-detection" else _AHEAD
+
+
+def _packs(row: Row) -> bool:
+    tuned = re.search(r"\bsft\b|lora|\bpeft\b|fine-?tun", row.task.lower())
+    words = f"{row.framework} {row.source_id}".lower()
+    return tuned is not None and (row.seq_len or 0) >= 4096 and re.search(_PACKING, words) is not None and not row.submitted
 
 
 def _loaders(row: Row) -> int:

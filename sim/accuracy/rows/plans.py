@@ -95,7 +95,7 @@ def case_of(row: Row) -> Case:
         parallel=_parallel(row, sizes, framework, layers, further, tp_overlap, getattr(model_from(model), "window", 0) > 0, assumed),
         memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), **_offload(row, framework, precision)),
         optimizer=optimizer_of(row, precision, assumed),
-        data=data_of(row, model, framework),
+        data=data_of(row, model, framework, assumed),
         output=output_of(row, model),
         comm=Comm(overlap=overlap, algorithm=algorithm_of(row, framework)),
     )

@@ -115,11 +115,10 @@ def attention_of(spec: Decoder, share: Share, windowed: bool) -> list[Part]:
     elif spec.chunked:
         window //= 2
     parts = _whole_attention(spec, share, window, rotated=windowed or not spec.full_unrotated)
-    apart = [tokens for tokens in (spec.packed, chunk) if tokens]
-    if apart:
-        from sim.model.layers.packed import inside
+    if chunk:
+        from sim.model.layers.pieces import inside
 
-        return inside(parts, min(apart))
+        return inside(parts, chunk)
     return parts
 
 

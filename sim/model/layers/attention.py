@@ -40,9 +40,9 @@ def core(
         part = _written_out(share, heads, keys, name, dropout, causal or mask, scale, causal, capped)
     else:
         packed = 1 if kv_seq else share.shape.documents
-        inside = keys // packed
+        inside = -(-keys // packed)
         work = Attention(
-            b * packed, max(1, heads.q // swap), max(1, heads.kv // swap), s * swap // packed, inside, heads.d,
+            b * packed, max(1, heads.q // swap), max(1, heads.kv // swap), -(-s * swap // packed), inside, heads.d,
             heads.dv if heads.dv != heads.d else 0, causal, share.fused, window=window if window < inside else 0,
         )  # fmt: skip
         back = replace(work, backward=True)

@@ -9,7 +9,7 @@ from sim.model.layers.grouped_query import grouped_query
 from sim.model.layers.linear import linear, weight_casts
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import before, norm
-from sim.model.layers.packed import inside
+from sim.model.layers.pieces import inside
 from sim.model.multimodal import tiles
 from sim.model.parts import Part, still
 from sim.model.share import Share

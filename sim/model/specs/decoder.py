@@ -161,8 +161,6 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     """Layers that see all keys have no rotary positions (Llama 4, Command A)."""
     gated_attention: bool = False
     """The query projection also makes a gate, whose sigmoid scales the attention's output (Qwen3-Next)."""
-    packed: Natural = 0
-    """Tokens of each example that a sequence is packed of: attention stays inside it; 0 = the sequence is one."""
     fused_qkv: bool | None = None
     """q, k, v (and gate, up) are one linear each; None = as the framework does."""
     dropout: Fraction | None = None

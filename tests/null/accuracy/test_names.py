@@ -119,7 +119,7 @@ def test_adapters_are_trained_whoever_gives_the_sizes() -> None:
             )
         )
         assert case.plan.task == "lora" and isinstance(case.plan.model, dict)
-        assert case.plan.model["lora"]["rank"] == 16 and not case.plan.model.get("packed")
+        assert case.plan.model["lora"]["rank"] == 16 and not case.plan.data.document
 
 
 def test_a_bert_by_name_alone_is_trained_as_the_row_says() -> None:

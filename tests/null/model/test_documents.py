@@ -71,37 +71,39 @@ def test_bert_packs_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "document", "documents"),
+    ("split", "least"),
     [
-        ({}, 100, 41),
-        ({"cp": 4}, 8, 512),
-        ({"cp": 4, "cp_kind": "all_gather"}, 4, 1024),
-        ({"cp": 4, "cp_kind": "all_to_all"}, 1, 4096),
-        ({"cp": 4, "cp_kind": "all_to_all+p2p", "cp_ulysses": 2}, 4, 1024),
+        ({}, 1),
+        ({"cp": 4}, 8),
+        ({"cp": 4, "cp_kind": "all_gather"}, 4),
+        ({"cp": 4, "cp_kind": "all_to_all"}, 1),
+        ({"cp": 4, "cp_kind": "all_to_all+p2p", "cp_ulysses": 2}, 4),
     ],
 )
-def test_ranks_share_whole_pieces_of_each(split: dict[str, Any], document: int, documents: int) -> None:
+def test_each_rank_has_a_piece_of_each(split: dict[str, Any], least: int) -> None:
     """A ring cuts each document into two pieces a rank; exchanged heads leave it whole."""
-    length = 4100 if not split else SEQ
-    plan = load_plan(GPT | {"seq_len": length, "parallel": split, "data": {"document": document}})
-    assert shape_of(plan, model_of(plan)).documents == documents
-    if document > 1:
-        short = load_plan(GPT | {"seq_len": length, "parallel": split, "data": {"document": document // 2 or 1}})
-        if split:
-            with pytest.raises(BadInput, match=f"data.document = {document // 2} does not divide seq_len = {SEQ}.* pieces each. Use"):
-                shape_of(short, model_of(short))
+    plan = load_plan(GPT | {"parallel": split, "data": {"document": least}})
+    assert shape_of(plan, model_of(plan)).documents == SEQ // least
+    if least > 1:
+        short = load_plan(GPT | {"parallel": split, "data": {"document": least - 1}})
+        with pytest.raises(
+            BadInput, match=f"packed of documents of {least} to {SEQ} tokens, which context parallelism cuts into {least} pieces each"
+        ):
+            shape_of(short, model_of(short))
 
 
-def test_documents_that_leave_a_rest_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"data.document = 1000 does not divide seq_len = 4096. Use 256 or 512 or 1024"):
-        predict(GPT | {"data": {"document": 1000}}, "dgx-h100")
-    with pytest.raises(BadInput, match=r"data.document = 8192 does not divide seq_len = 4096"):
+@pytest.mark.parametrize(("document", "documents"), [(4096, 1), (4095, 1), (2730, 2), (300, 14), (200, 20)])
+def test_documents_are_to_the_nearest_number_and_hold_all_tokens(document: int, documents: int) -> None:
+    plan = load_plan(GPT | {"data": {"document": document}})
+    shape = shape_of(plan, model_of(plan))
+    assert shape.documents == documents
+    (work,) = (work for part in _block("llama3-8b", documents).parts for work in _attention(part.forward))
+    assert 0 <= work.batch * work.q - 2 * SEQ < work.batch and work.q == work.kv
+
+
+def test_documents_longer_than_the_sequence_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"data.document = 8192: a sequence of seq_len = 4096 is packed of documents of 1 to 4096 tokens"):
         predict(GPT | {"data": {"document": 8192}}, "dgx-h100")
-
-
-def test_a_length_that_no_document_fits_says_so() -> None:
-    with pytest.raises(BadInput, match=r"pieces each\. Use a multiple of 8 as seq_len"):
-        predict(GPT | {"seq_len": 4, "parallel": {"cp": 4}, "data": {"document": 4}}, "dgx-h100")
 
 
 @pytest.mark.parametrize("model", ["resnet50", "t5-large", "dit-xl-2"])

@@ -1,4 +1,4 @@
-"""Sequences that are packed of several examples: attention stays inside each (cu_seqlens of flash and cuDNN attention)."""
+"""Sequences whose attention stays inside pieces: a decoder's chunks (Llama 4), a tower's windows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sim.work import Attention, Work
 
 
 def inside(parts: Sequence[Part], tokens: int) -> list[Part]:
-    """The parts with attention over examples of `tokens` each in place of whole sequences.
+    """The parts with attention over pieces of `tokens` each in place of whole sequences.
 
-    Nothing else changes: linears, norms and the loss take all tokens of the pack. Attention that is written out, or whose
-    queries lie on other ranks than its keys (ring context parallelism), stays whole.
+    Nothing else changes: linears and norms take all tokens. Attention that is written out, or whose queries lie on other ranks than
+    its keys (ring context parallelism), stays whole.
     """
     return [
         replace(part, forward=_each(part.forward, tokens), backward=_each(part.backward, tokens)) if part.cls == "attention" else part
@@ -27,7 +27,7 @@ def _each(works: Sequence[Work], tokens: int) -> tuple[Work, ...]:
 
 
 def _split(work: Attention, tokens: int) -> Attention:
-    """As many examples as fill the sequence, to the nearest number; they hold all its queries."""
-    examples = max(1, round(work.q / tokens))
-    each = -(-work.q // examples)
-    return replace(work, batch=work.batch * examples, q=each, kv=each)
+    """As many pieces as fill the sequence, to the nearest number; they hold all its queries."""
+    pieces = max(1, round(work.q / tokens))
+    each = -(-work.q // pieces)
+    return replace(work, batch=work.batch * pieces, q=each, kv=each)
