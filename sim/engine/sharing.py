@@ -17,7 +17,9 @@ _SAME = 1e-12
 """Seconds (of a second that has passed) by which equal flows may seem to end apart, by rounding alone: those of equal ranks would drift from each
 other ever further, since who is first finds the link free."""
 _FILLED = 1 << 14
-"""Such lists of flows whose rates are kept."""
+"""Mixes of flows whose rates are kept."""
+Want = tuple[int, float]
+"""What a flow names, by id() (`Sharing._alike` keeps it), and its weight: who wants the same has the same rate."""
 Uses = tuple[tuple[str, float], ...]
 """What a flow wants of each resource per second."""
 
@@ -67,8 +69,10 @@ class Sharing:
         self._resources: dict[str, Resource] = {}
         self._known: dict[int, tuple[Uses, Uses, Taken, float]] = {}
         """By id() of what a flow names, which is kept: each resource once, but for `idle` ones, also as itself, and what it wants of the first."""
-        self._filled: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
-        """By what flows that can slow each other want (id() of it, which `_known` keeps, and share), in their order: the rate of each. Layers are equal."""
+        self._alike: dict[Uses, Uses] = {}
+        """What flows name, once of all that are equal."""
+        self._filled: dict[tuple[Want, ...], dict[Want, float]] = {}
+        """By what all flows want that can slow each other: the rate of each. Layers are equal, and so are many ranks."""
         self.idle: frozenset[str] = frozenset()
         """Resources that never bind: what flows take of them need not be known."""
 
@@ -88,6 +92,7 @@ class Sharing:
         if known is None:
             once = merged(uses)
             binding = tuple(use for use in once if use[0] not in self.idle)
+            binding = self._alike.setdefault(binding, binding)
             known = self._known[id(uses)] = (uses, binding, tuple((self._resource(name), amount) for name, amount in binding), once[0][1])
         _, binding, taken, first = known
         if not taken:
@@ -150,15 +155,16 @@ class Sharing:
 
     def _refill(self, touched: list[str]) -> None:
         flows, names = self._component(touched)
-        wanted = tuple((id(flow.uses), flow.weight) for flow in flows)
-        rates = self._filled.get(wanted)
+        wants = [(id(flow.uses), flow.weight) for flow in flows]
+        mix = tuple(sorted(wants))
+        rates = self._filled.get(mix)
         if rates is None:
             if len(self._filled) == _FILLED:
                 self._filled.clear()
             filled = fill(flows, {n: (self._resources[n].capacity, self._resources[n].users) for n in names})
-            rates = self._filled[wanted] = tuple(filled.values())
-        for flow, rate in zip(flows, rates, strict=True):
-            self._set_rate(flow, rate)
+            rates = self._filled[mix] = dict(zip(wants, filled.values(), strict=True))
+        for flow, want in zip(flows, wants, strict=True):
+            self._set_rate(flow, rates[want])
 
     def _component(self, names: list[str]) -> tuple[dict[Flow, None], list[str]]:
         """The flows whose rates can change, and the crowded resources among them. Others never bind."""
