@@ -187,7 +187,7 @@ def shape_of(plan: Plan, model: ModelSpec) -> Shape:
 
 
 def _documents(plan: Plan, model: ModelSpec, seq: int) -> int:
-    """How many a sequence is packed of. Raises `BadInput` where they are not whole, `Refused` for what nobody packs."""
+    """How many a sequence is packed of. Raises `BadInput` for some that are too long or too short, `Refused` for what nobody packs."""
     p, document = plan.parallel, plan.data.document
     if not document:
         return 1

@@ -82,16 +82,18 @@ def case_of(row: Row) -> Case:
     overlap, tp_overlap = overlap_of(row, framework)
     turns = turns_of(row, model, sizes.micro)
     precision = precision_of(row, assumed)
+    task = _task(row, model, sizes.pp, assumed)
+    each = 2 if task == "dpo" else 1
     plan = Plan(
         model=model,
         name=row.row_id,
-        task=_task(row, assumed),
+        task=task,
         framework=asked_overlaps(row, framework),
         seq_len=None if model.get("family") == "dlrm" else _seq_len(row, framework, assumed),
         precision=precision,  # type: ignore[arg-type]
         attention=attention_of(row, sizes.cp, framework, assumed),
         compile=compiled(row),
-        batch=Batch(global_=sizes.batch * turns, micro=sizes.micro),
+        batch=Batch(global_=sizes.batch * turns * each, micro=sizes.micro * each),
         parallel=_parallel(row, sizes, framework, layers, further, tp_overlap, getattr(model_from(model), "window", 0) > 0, assumed),
         memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), **_offload(row, framework, precision)),
         optimizer=optimizer_of(row, precision, assumed),
@@ -109,16 +111,21 @@ def case_of(row: Row) -> Case:
 _REINFORCED = r"\brlhf|\bppo\b|\bgrpo\b|\bdapo\b|reinforc|rollout"
 
 
-def _task(row: Row, assumed: list[str]) -> Any:
-    """A row without backward says so; its parameters are not updated. Raises `Refused` for reinforcement learning, whose steps generate texts too."""
+def _task(row: Row, model: dict[str, Any], pp: int, assumed: list[str]) -> Any:
+    """A row without backward says so; its parameters are not updated. Preferences are counted in pairs (NeMo-Aligner's and TRL's batches). Raises
+    `Refused` for reinforcement learning, whose steps generate texts too."""
     task = row.task.lower()
     if re.search(_REINFORCED, task):
         raise Refused(f"task {row.task!r}: a step of reinforcement learning also generates texts, which is not described")
+    adapters = trains_adapters(row)
     if re.search(r"\bdpo\b|preference", task):
+        if model.get("family", "decoder") == "decoder" and not adapters and pp == 1:
+            assumed.append("preferences: a sample is a pair of sequences, which go through a frozen copy of the model first")
+            return "dpo"
         assumed.append("preferences: the forward passes of the model that is compared with are not counted")
-    if re.match(r"inference|forward|eval|prefill", row.task.lower()):
+    if re.match(r"inference|forward|eval|prefill", task):
         return "forward"
-    return "lora" if trains_adapters(row) else "train"
+    return "lora" if adapters else "train"
 
 
 _PICTURES = ("cnn", "vit")

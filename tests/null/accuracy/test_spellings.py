@@ -329,6 +329,16 @@ def test_more_samples_take_longer_on_every_board(gpu: str, micro: int) -> None:
     assert times[0] < times[1]
 
 
+def test_preferences_are_pairs_before_a_frozen_copy() -> None:
+    plain = {"framework": "NeMo/Megatron-Core", "gpus": 8, "sharding": "", "micro_batch": 1, "global_batch": 32}
+    trained, compared, pipelined = (
+        case_of(row(**(plain | more))) for more in ({"task": "pretrain"}, {"task": "DPO"}, {"task": "dpo", "pp": 2})
+    )
+    assert (compared.plan.task, compared.plan.batch.micro, compared.plan.global_batch) == ("dpo", 2, 2 * trained.plan.global_batch)
+    assert any("a sample is a pair of sequences" in words for words in compared.assumed)
+    assert pipelined.plan.task == "train" and any("are not counted" in words for words in pipelined.assumed)
+
+
 def test_fine_tuning_recipes_pack_squad() -> None:
     tuned = {"framework": "NeMo/Megatron-Core", "task": "sft", "sharding": "", "gpus": 8}
     found = case_of(row(**tuned))
