@@ -14,16 +14,14 @@ _LOADERS = (1, 2, 4, 8, 16)
 """Loader processes of a rank that are tried."""
 _BUCKETS = ("25 MiB", "100 MiB")
 """Messages of gradients that are tried: DDP's own, and what large models and clusters often take."""
-_NODE = 8
-"""Ranks of a node, among whom parameters may lie from forward to backward."""
 _LONG = 16_384
 """Tokens of a sequence (or a video) from which on ranks may share one."""
 
 
-def neighbours(plan: Plan) -> list[tuple[tuple[str, ...], Plan]]:
-    """(overrides, plan) for each single change that makes a valid plan of the same world and global batch."""
+def neighbours(plan: Plan, node: int = 1) -> list[tuple[tuple[str, ...], Plan]]:
+    """(overrides, plan) for each single change that makes a valid plan of the same world and global batch. `node`: ranks that share one."""
     found: list[tuple[tuple[str, ...], Plan]] = []
-    for overrides in _changes(plan):
+    for overrides in _changes(plan, node):
         fixed = (*overrides, f"batch.global={plan.global_batch}")
         try:
             changed = load_plan(relaid(plan, fixed), fixed)
@@ -34,7 +32,7 @@ def neighbours(plan: Plan) -> list[tuple[tuple[str, ...], Plan]]:
     return found
 
 
-def _changes(plan: Plan) -> list[tuple[str, ...]]:
+def _changes(plan: Plan, node: int) -> list[tuple[str, ...]]:
     p = plan.parallel
     changes: list[tuple[str, ...]] = []
     for axis in ("dp_shard", "dp_replicate"):
@@ -59,7 +57,7 @@ def _changes(plan: Plan) -> list[tuple[str, ...]]:
         changes += [(f"parallel.schedule={name}", "parallel.virtual_stages=1") for name in ("zb-h1", "zb-v")]
     changes += [(f"data.workers={count}",) for count in _LOADERS if count > plan.data.workers]
     changes += [("compile=true",), ("cuda_graphs=true",), ("optimizer.implementation=fused",), ("attention=flash",)]
-    return changes + _inner(plan) + _switched(plan)
+    return changes + _inner(plan) + _switched(plan, node)
 
 
 def _recomputed(plan: Plan) -> dict[str, tuple[str, ...]]:
@@ -96,7 +94,7 @@ def _inner(plan: Plan) -> list[tuple[str, ...]]:
     return changes
 
 
-def _switched(plan: Plan) -> list[tuple[str, ...]]:
+def _switched(plan: Plan, node: int) -> list[tuple[str, ...]]:
     """What the plan does without, or does for the sake of something else than speed."""
     p, data, output = plan.parallel, plan.data, plan.output
     slower = {
@@ -104,7 +102,7 @@ def _switched(plan: Plan) -> list[tuple[str, ...]]:
         "parallel.tp_overlap=true": p.tp > 1 and not p.tp_overlap,
         "parallel.sequence_parallel=true": p.tp > 1 and not p.sequence_parallel,
         "parallel.reshard_after_forward=false": bool(p.reshard_after_forward) and p.dp_shard > 1,
-        f"parallel.reshard_after_forward={_NODE}": p.reshard_after_forward is True and p.dp_shard * p.cp > _NODE,
+        f"parallel.reshard_after_forward={node}": p.reshard_after_forward is True and p.dp_shard * p.cp > node > 1,
         "data.pinned=true": not data.pinned,
         "data.handover=event": data.handover == "synchronize",
         "data.stream=copy": data.stream == "compute",

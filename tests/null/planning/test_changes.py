@@ -186,6 +186,14 @@ def test_ranks_that_share_a_sequence_are_offered_other_ways_to() -> None:
     ]
 
 
+def test_parameters_may_stay_in_their_node() -> None:
+    """From forward to backward, where they are sharded over several; not where one node has all, or has one rank."""
+    said = ("parallel.reshard_after_forward=4",)
+    for shards, node, offered in ((8, 4, True), (4, 4, False), (8, 1, False)):
+        plan = load_plan({"model": "llama3-8b", "parallel": {"dp_shard": shards, "zero": 3}})
+        assert (said in [words for words, _ in neighbours(plan, node)]) is offered
+
+
 def test_changes_of_what_does_not_fit_are_those_that_make_it_fit() -> None:
     """They are slower than what cannot run, and none was named."""
     plan = {
