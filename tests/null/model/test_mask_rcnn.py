@@ -64,7 +64,7 @@ def test_the_first_stage_is_frozen_and_the_rest_is_trained() -> None:
 
 def test_model_flops_count_no_gradient_of_what_is_frozen() -> None:
     found = describe(MODEL, Shape(micro=1, seq=1), FRAMEWORK)
-    assert found.flops_per_sample == _totals(MODEL, 1, 1, True).flops
+    assert found.flops_per_sample == _totals(MODEL, 1, 1, 1, True).flops
     forward = {name: sum(w.flops for p in b.parts for w in p.forward if isinstance(w, (Conv, Gemm))) for name, b in found.blocks}
     frozen = sum(forward[name] for name in ("stem", "S0.0", "S0.1", "S0.2"))
     assert found.flops_per_sample == pytest.approx(3 * sum(forward.values()) - 2 * frozen, rel=1e-9)
