@@ -159,7 +159,8 @@ def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tie
         line = [block.params for block in blocks if block.kind not in ends]
         freed = max((sum(line[at : at + 1 + p.prefetch]) for at in range(len(line))), default=0)  # no two largest where there is but one
         if keeps_among(plan, framework):  # the head, where it is no part of the root, stays whole
-            found += sum(block.params for block in blocks if block.kind not in (*ends, "head")) * width / p.kept_among
+            kept_apart = (block.params for block in blocks if block.kind not in (*ends, "head") and not block.detached)
+            found += sum(kept_apart) * width / p.kept_among
         passing = _passing(plan, framework, max(line, default=0)) if plan.parameters_offloaded else 0.0
         return found + (sum(block.params for block in blocks if block.kind in ends) + freed) * width + passing
     kept = sorted(sum(block.params for _, block in chunk) for chunk in chunks)

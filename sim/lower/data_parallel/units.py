@@ -44,7 +44,7 @@ def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
     split = job.mesh.apart
     ends = () if job.framework.data_parallel.wraps_ends and not job.network.ends_tied else ("embed", "head")
     where = {block.name: f"{tag}{ROOT}" if block.block.kind in ends else block.name for block in blocks}
-    kept = {where[block.name] for block in blocks if block.block.kind == "head"} | {f"{tag}{ROOT}"}
+    kept = {where[block.name] for block in blocks if block.block.kind == "head" and not block.block.detached} | {f"{tag}{ROOT}"}
     if job.framework.data_parallel.keeps_last:
         kept.update([block.name for block in blocks if block.block.kind == "layer"][-1:])
     kinds = {id(block.block): block.block for block in blocks}

@@ -66,6 +66,19 @@ def test_copies_of_a_replica_are_no_gradients() -> None:
     assert sent("dpo") == sent("train") > 0
 
 
+@pytest.mark.parametrize("again", [True, False, 2])
+@pytest.mark.parametrize("framework", ["torchtitan", "pytorch", "deepspeed"])
+def test_what_is_gathered_for_the_copy_is_given_back(framework: str, again: bool | int) -> None:
+    """Its head, too, which nothing runs backward for."""
+    from sim.setting.program import program_for
+
+    model = {"base": "llama3-8b", "layers": 3}
+    split = {"parallel": {"dp_shard": 4, "zero": 3, "reshard_after_forward": again}}
+    program = program_for(bind(load_plan(LLAMA | {"model": model, "task": "dpo", "framework": framework} | split), "dgx-h100"), 2)
+    for step in (0, 1):
+        assert sum(op.alloc - op.free for call, op in program.ops(0) if call.step == step) == 0
+
+
 def test_folded_and_whole_agree() -> None:
     plan = LLAMA | {"task": "dpo", "parallel": {"dp_shard": 4, "tp": 2, "zero": 3}, "batch": {"global": 16, "micro": 2}}
     assert predict(plan, "dgx-h100").step_time_s == pytest.approx(predict(plan, "dgx-h100", detail=False).step_time_s, rel=1e-3)
