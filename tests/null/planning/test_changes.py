@@ -35,7 +35,7 @@ def test_the_three_best_changes_are_proposed(monkeypatch: pytest.MonkeyPatch) ->
             raise BadInput("32 layers do not make 64 stages")
         return SimpleNamespace(step_time_s=steps[near])
 
-    monkeypatch.setattr(explaining, "neighbours", lambda plan: [((name,), name) for name in ("x", "y", *steps)])
+    monkeypatch.setattr(explaining, "neighbours", lambda plan, node: [((name,), name) for name in ("x", "y", *steps)])
     monkeypatch.setattr(explaining, "bind", bound)
     monkeypatch.setattr(explaining, "fits", lambda near: near != "b")
     monkeypatch.setattr(explaining, "predict_setting", predicted)
