@@ -141,13 +141,14 @@ class Attention(_Work, tag="attention", frozen=True):
     backward: bool = False
     window: int = 0
     repeat: int = 1
+    chosen: int = 0
+    """Keys that each query picks, all of its heads the same: rows of one tensor, whose first `dv` columns are the values (DeepSeek's sparse
+    attention over latents); 0: no choice."""
 
     @property
     def pairs(self) -> float:
         """Query-key pairs that are computed, for one head of one sequence. Fewer queries than keys are a rank's even share of them."""
-        if self.window and self.window < self.kv:
-            return float(self.q) * self.window - (self.q / self.kv * (self.window * (self.window - 1) / 2) if self.causal else 0.0)
-        return float(self.q) * self.kv * (0.5 if self.causal else 1.0)
+        return seen_pairs(self.q, self.kv, self.window or self.chosen, self.causal)
 
     @property
     def flops(self) -> float:
@@ -160,8 +161,48 @@ class Attention(_Work, tag="attention", frozen=True):
         """q, k, v and the output once; scores stay on the chip. Backward twice that."""
         dv = self.dv or self.d
         q = self.heads * self.q * (self.d + dv)
-        kv = self.kv_heads * self.kv * (self.d + dv)
+        kv = self.kv_heads * self.kv * (self.d + (0 if self.chosen else dv))
         return self.batch * (q + kv) * BYTES[self.dtype] * (2.0 if self.backward else 1.0) * self.repeat
+
+
+def seen_pairs(q: int, kv: int, most: int, causal: bool) -> float:
+    """Of `q` queries and `kv` keys: each query sees the keys before it where `causal`, and no more than `most` of them (0: all)."""
+    if most and most < kv:
+        return float(q) * most - (q / kv * (most * (most - 1) / 2) if causal else 0.0)
+    return float(q) * kv * (0.5 if causal else 1.0)
+
+
+class Scores(_Work, tag="scores", frozen=True):
+    """One number for each query and each key before it: the sum over `heads` of a function of their products with one head of keys. An indexer's
+    weighted relu (DeepSeek-V3.2, equation 1), or attention's probabilities that it learns from.
+
+    FLOPs are the products'; backward makes them again, and both gradients. `chosen` > 0: only the keys that a query picked.
+    """
+
+    batch: int
+    heads: int
+    q: int
+    kv: int
+    d: int
+    chosen: int = 0
+    dtype: str = "bf16"
+    backward: bool = False
+    repeat: int = 1
+
+    @property
+    def pairs(self) -> float:
+        """Of one sequence, as in `Attention`."""
+        return seen_pairs(self.q, self.kv, self.chosen, True)
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.heads * self.pairs * self.d * (3.0 if self.backward else 1.0) * self.repeat
+
+    @property
+    def bytes(self) -> float:
+        """Queries and keys once, the numbers in fp32; backward also both gradients."""
+        one = (self.heads * self.q + self.kv) * self.d * BYTES[self.dtype] * (2.0 if self.backward else 1.0) + 4.0 * self.pairs
+        return self.batch * one * self.repeat
 
 
 class Conv(_Work, tag="conv", frozen=True):
@@ -263,8 +304,8 @@ class HostWork(_Work, tag="hostwork", frozen=True):
         return 0.0
 
 
-Work = Union[Gemm, GroupedGemm, Attention, Conv, MemoryBound, HostWork]
-_KINDS: dict[str, type[Work]] = {k.__name__.lower(): k for k in (Gemm, GroupedGemm, Attention, Conv, MemoryBound, HostWork)}
+Work = Union[Gemm, GroupedGemm, Attention, Scores, Conv, MemoryBound, HostWork]
+_KINDS: dict[str, type[Work]] = {k.__name__.lower(): k for k in (Gemm, GroupedGemm, Attention, Scores, Conv, MemoryBound, HostWork)}
 _TEXT = re.compile(r"([a-z]+)\(([^()]*)\)\Z")
 
 

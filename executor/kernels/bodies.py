@@ -17,6 +17,7 @@ from executor.arena import Arena, too_large
 from executor.kernels.backward import backward
 from executor.kernels.memory_bound import memory_kernel
 from executor.kernels.site import Body
+from sim.cost.sparse import in_parts, of_choice
 from sim.work import Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
 from topologies.errors import Refused
 from topologies.units import show_size
@@ -88,6 +89,8 @@ def _once(work: Work, arena: Arena) -> Body:
         return _gemm(work, arena)
     if isinstance(work, GroupedGemm):
         return _grouped(work, arena)
+    if of_choice(work):  # torch has no kernel for it
+        return in_turn(in_parts(work), arena)
     if isinstance(work, Attention):
         return _attention(work, arena)
     if isinstance(work, Conv):

@@ -292,7 +292,7 @@ def _check_decoder(plan: Plan, spec: Decoder) -> None:
     if spec.moe is not None:
         _check_experts(plan, spec, spec.moe)
     asked = {
-        "mamba": spec.mamba, "lora": spec.lora, "sinks": spec.sinks, "window": 0 < spec.window < seq,
+        "mamba": spec.mamba, "lora": spec.lora, "mla.index": spec.mla and spec.mla.index, "sinks": spec.sinks, "window": 0 < spec.window < seq,
         "pattern": spec.pattern, "mtp": spec.mtp, "mixers": set(spec.mixers) - {"X", "*"}, "gated_attention": spec.gated_attention,
         "rope_scaled": spec.rope_scaled, "position = alibi": spec.position == "alibi",
         "capped_scores with attention = flash": spec.capped_scores and attention_of(framework_of(plan), spec) == "flash",

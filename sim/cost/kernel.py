@@ -11,11 +11,13 @@ from sim.cost.device import peak_flops
 from sim.cost.gemm import BEST, gemm_cost, grouped_cost, power_ratio
 from sim.cost.memory_bound import memory_bound_cost
 from sim.cost.price import Cost, Source
+from sim.cost.sparse import sparse_cost
 from sim.cost.sustained import is_narrow, training_clock, unraised, vector_clock
-from sim.work import EXACT, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work
+from sim.work import EXACT, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Scores, Work
 from topologies.errors import BadInput
 from topologies.hardware import Gpu
 
+Products = Gemm | GroupedGemm | Conv | Attention | Scores
 Priced = dict[tuple[Work, str, bool, float], Cost]
 _known: dict[int, tuple[Gpu, Priced]] = {}
 _MOST_WORKS = 4096
@@ -74,18 +76,20 @@ def _price(work: Work, gpu: Gpu, efficiency: str, sustained: bool, board: float)
     return at_clock(work, gpu, seconds, board * _training(work, gpu) if sustained else board), source
 
 
-def _matrix(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, efficiency: str, sustained: bool) -> tuple[float, Source]:
+def _matrix(work: Products, gpu: Gpu, efficiency: str, sustained: bool) -> tuple[float, Source]:
     if isinstance(work, Gemm):
         return gemm_cost(work, gpu, sustained)
-    if isinstance(work, Attention):
-        clock = min(1.0, power_ratio(gpu, work.dtype)) if sustained else 1.0
-        return attention_cost(work, gpu, efficiency, clock)
     if isinstance(work, GroupedGemm):
         return grouped_cost(work, gpu, sustained)
-    return conv_cost(work, gpu, sustained)
+    if isinstance(work, Conv):
+        return conv_cost(work, gpu, sustained)
+    clock = min(1.0, power_ratio(gpu, work.dtype)) if sustained else 1.0
+    if isinstance(work, Scores) or work.chosen:
+        return sparse_cost(work, gpu, clock)
+    return attention_cost(work, gpu, efficiency, clock)
 
 
-def _training(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu) -> float:
+def _training(work: Products, gpu: Gpu) -> float:
     """Clock of the matrix units in training (`training_clock`). fp32 without them keeps the board's but where it is known to reach the limit."""
     if work.dtype in EXACT:
         return vector_clock(gpu)
@@ -99,6 +103,6 @@ def at_clock(work: Work, gpu: Gpu, seconds: float, clock: float) -> float:
     return seconds + own_part(work, gpu, seconds) * (1.0 / clock - 1.0)
 
 
-def own_part(work: Gemm | GroupedGemm | Conv | Attention, gpu: Gpu, seconds: float) -> float:
+def own_part(work: Products, gpu: Gpu, seconds: float) -> float:
     """Of a kernel's seconds, what its matrix units take at the best rate that they reach."""
     return min(seconds, work.flops / (peak_flops(gpu, work.dtype) * BEST))

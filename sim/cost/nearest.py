@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from sim.cost.calibration import Calibration, Sample
 from sim.cost.points import attention_name, attention_of, convolution_of, place_of, product_of
+from sim.cost.sparse import of_choice
 from sim.cost.variant import variant
 from sim.work import Attention, Conv, Gemm, MemoryBound, Work, row_alignment
 
@@ -21,7 +22,7 @@ Place = tuple[float, ...]
 def nearest(work: Work, calibration: Calibration) -> tuple[Work, float] | None:
     """What was timed there, and its seconds; None where nothing of its kind and dtype was."""
     kind = _KINDS.get(type(work))
-    if kind is None:
+    if kind is None or of_choice(work):
         return None
     here = _place(work)
     points = _points(calibration, kind, _name(work), getattr(work, "dtype", ""))

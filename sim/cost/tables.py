@@ -53,7 +53,7 @@ def table_cost(work: Gemm | Attention, gpu: Gpu) -> Cost | None:
         grid = _gemms(root, folder, gpu.flops["bf16"], gpu.flops.get("fp8", 0.0)).get("fp8" if work.dtype == "fp8" else "bf16")
         rate = grid.at((work.m, work.n, work.k)) if grid else None
         return Cost(rate * work.m * work.n * work.k * work.repeat, "measured") if rate else None
-    if work.backward or work.window or work.q != work.kv or not work.causal or work.dtype not in ("bf16", "fp16"):
+    if work.backward or work.window or work.chosen or work.q != work.kv or not work.causal or work.dtype not in ("bf16", "fp16"):
         return None
     grid = _attentions(root, folder, gpu.flops["bf16"]).get((work.heads, work.kv_heads, work.d)) if work.dv in (0, work.d) else None
     rate = grid.at((work.batch, work.q)) if grid else None

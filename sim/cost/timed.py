@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from functools import lru_cache, partial
 
+from msgspec.structs import replace
+
 from sim.cost.between import Curve, Grid
 from sim.cost.calibration import ALIASED, Calibration, Sample
 from sim.cost.convolved import Convolutions
 from sim.cost.memory_bound import filled
 from sim.cost.price import Source
+from sim.cost.sparse import in_parts, of_choice
 from sim.cost.variant import HALVES, NARROW, WEIGHTS, WIDEN, variant
 from sim.optimizers import OPTIMIZERS
 from sim.work import BYTES, LINE, LISTED, Attention, Conv, Gemm, GroupedGemm, HostWork, MemoryBound, Work, row_alignment
@@ -125,6 +128,9 @@ class Prices:
             return self._product(work)
         if isinstance(work, MemoryBound):
             return self._bytes(work)
+        if of_choice(work):
+            parts = [self.price(replace(part, repeat=1)) for part in in_parts(work)]
+            return sum(seconds for seconds, _ in parts), "assumed" if any(source == "assumed" for _, source in parts) else "fitted"
         if isinstance(work, Attention):
             return self._fused_attention(work)
         if isinstance(work, Conv):

@@ -95,9 +95,9 @@ def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: lis
     axis = "cp" if job.plan.parallel.ulysses == 1 else "cp_ring"
     ways = job.size(axis)
     whole = _attention(part, works)
-    if whole.window:
+    if whole.window or whole.chosen:
         raise Refused(
-            f'{part.name}: no ring attention (cp_kind = "{job.plan.parallel.cp_kind}") of TransformerEngine or PyTorch takes sliding windows or chunks of keys. '
+            f'{part.name}: no ring attention (cp_kind = "{job.plan.parallel.cp_kind}") of TransformerEngine or PyTorch takes sliding windows, chunks or choices of keys. '
             'Use cp_kind = "all_gather" or "all_to_all"'
         )
     chunks = _chunks(whole, ways)

@@ -122,6 +122,8 @@ def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
             *_side_by_side(job, f"{name}.all_gather", size, kernels[:1], 0),
             *kernels,
         ]
+    if part.seam == "tp.sum":
+        return [*kernels, _now(job, f"{name}.all_reduce", "all_reduce", size)]
     if part.seam == "tp.loss":  # maximum, predicted logit and sum of exponentials, one number a row each
         return [*kernels, *(_now(job, f"{name}.{what}", "all_reduce", size / 3) for what in ("max", "target", "sum"))]
     reduce = "reduce_scatter" if split else "all_reduce"

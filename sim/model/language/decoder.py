@@ -37,11 +37,20 @@ def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str,
     for index in range(spec.layers):
         key = kind_of(spec, index)
         if key not in made:
-            made[key] = Block(kind="layer", parts=tuple(_layer(spec, share, *key, seen)), saved_input=stream)
+            parts = tuple(_layer(spec, share, *key, seen))
+            made[key] = Block(kind="layer", parts=parts, saved_input=stream, beside=_choice(spec, share) if key[0].endswith("I") else 0)
         layers.append((f"L{index}", made[key]))
     first = Block(kind="embed", parts=tuple(_embed(spec, share)))
     last = Block(kind="head", parts=tuple(_head(spec, share)), saved_input=stream)
     return (("embed", first), *layers, *_further(spec, share), ("head", last))
+
+
+def _choice(spec: Decoder, share: Share) -> int:
+    """Bytes of the keys that a layer before chose for each query, which a pipeline hands on."""
+    from sim.model.layers.sparse import choice
+
+    assert spec.mla is not None and spec.mla.index is not None
+    return choice(share, spec.mla.index)
 
 
 def _further(spec: Decoder, share: Share) -> Blocks:
@@ -50,13 +59,14 @@ def _further(spec: Decoder, share: Share) -> Blocks:
         return ()
     from sim.model.layers.mtp import modules
 
-    kinds = [(letter, False) for letter in spec.mtp_pattern] or [kind_of(spec, spec.layers - 1)]
+    holds, windowed = kind_of(spec, spec.layers - 1)
+    kinds = [(letter, False) for letter in spec.mtp_pattern] or [(holds.removesuffix("I"), windowed)]
     return modules(spec, share, [_layer(spec, share, *kind, None) for kind in kinds], partial(_norm, spec, share))
 
 
 def kind_of(spec: Decoder, index: int) -> tuple[str, bool]:
-    """(what the layer holds, is windowed): what makes layers differ. `dense` or `moe` and the letter of a mixer that is no attention, or
-    a hybrid's letter alone."""
+    """(what the layer holds, is windowed): what makes layers differ. `dense` or `moe` and the letter of a mixer that is no attention (I: attention to
+    keys that a layer before chose), or a hybrid's letter alone."""
     windowed = spec.window > 0 and index % spec.window_every == 0
     if spec.full_every and index % spec.full_every == spec.full_every - 1:
         windowed = False
@@ -64,7 +74,8 @@ def kind_of(spec: Decoder, index: int) -> tuple[str, bool]:
         return spec.pattern[index], windowed
     routed = spec.moe is not None and index >= spec.first_dense and (index + 1) % spec.moe_every == 0
     letter = spec.mixers[index] if spec.mixers else "*"
-    return ("moe" if routed else "dense") + letter.replace("*", ""), windowed and letter == "*"
+    chosen = letter == "*" and spec.mla is not None and spec.mla.index is not None and not spec.mla.index.chooses(index)
+    return ("moe" if routed else "dense") + ("I" if chosen else letter.replace("*", "")), windowed and letter == "*"
 
 
 def _drops(spec: Decoder, share: Share) -> bool:
@@ -158,7 +169,7 @@ def _whole_attention(spec: Decoder, share: Share, window: int, *, rotated: bool)
 
 
 def _token_mixer(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Part]:
-    """What mixes tokens in one layer: M Mamba-2, D the gated delta rule, L lightning attention, else attention."""
+    """What mixes tokens in one layer: M Mamba-2, D the gated delta rule, L lightning attention, else attention (I: to keys that a layer before chose)."""
     if letter == "M":
         from sim.model.layers.mamba import mixer
 
@@ -174,6 +185,10 @@ def _token_mixer(spec: Decoder, share: Share, letter: str, windowed: bool) -> li
 
         assert spec.lightning is not None
         return lightning(share, spec.hidden, spec.lightning, fused=_fused(spec, share))
+    if spec.mla is not None and spec.mla.index is not None:
+        from sim.model.layers.sparse import sparse
+
+        return sparse(share, spec.hidden, spec.heads, spec.mla, chooses=letter != "I", bias=spec.bias)
     return attention_of(spec, share, windowed)
 
 

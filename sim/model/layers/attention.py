@@ -23,11 +23,13 @@ def core(
     scale: bool = True,
     capped: bool = False,
     kv_seq: int = 0,
+    chosen: int = 0,
     reread: int | None = None,
     name: str = "attn.core",
 ) -> Part:
     """softmax(Q K^T) V. Under context parallelism this rank's queries meet all keys; `mask`: an additive mask (BERT);
-    `scale`: scores are divided by the root of the head's size (T5 does without); `capped`: a tanh bounds them. `reread`: bytes of an element of the
+    `scale`: scores are divided by the root of the head's size (T5 does without); `capped`: a tanh bounds them; `chosen`: keys that
+    each query picks (fused alone). `reread`: bytes of an element of the
     result that what reads it keeps; None: a trained linear reads it.
 
     A fused kernel takes each document of a packed sequence for a sequence of its own; scores that are written out are whole squares with a mask.
@@ -43,7 +45,7 @@ def core(
         inside = -(-keys // packed)
         work = Attention(
             b * packed, max(1, heads.q // swap), max(1, heads.kv // swap), -(-s * swap // packed), inside, heads.d,
-            heads.dv if heads.dv != heads.d else 0, causal, share.fused, window=window if window < inside else 0,
+            heads.dv if heads.dv != heads.d else 0, causal, share.fused, window=window if window < inside else 0, chosen=chosen,
         )  # fmt: skip
         back = replace(work, backward=True)
         taken, sums = _qkv_bytes(share, heads, b * s, b * (keys // cp if cp > 1 else keys)), b * s * heads.q * 4

@@ -23,37 +23,61 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
     models/deepseek_v3/infra/parallelize.py: NoParallel). `reread`: as in `core`.
     """
     local = split_heads(share, heads, heads, mla.nope + mla.rope, mla.value)
-    rows = share.rows if share.gathers_once else share.srows
-    wide = mla.q_lora or hidden
-    inner: Seam = "tp.copy" if share.gathers_once else "tp.gather"
-    queries = linear(
-        share, "attn.q_up", wide, local.q * local.d, seam=inner if mla.q_lora else "tp.gather", seam_bytes=share.over_tp(wide), saved_rows=rows,
-        stream=not mla.q_lora, normed=bool(mla.q_lora), modules=1 if mla.q_lora else 2,
+    keys = linear(
+        share, "attn.kv_up", mla.kv_lora, local.q * (mla.nope + mla.value), seam=gathered_where(share),
+        seam_bytes=share.over_tp(mla.kv_lora + mla.rope), saved_rows=narrow_rows(share), normed=True,
     )  # fmt: skip
-    parts = [queries]
-    if mla.q_lora:
-        down = linear(
-            share, "attn.q_down", hidden, mla.q_lora, rows=rows, bias=bias, stream=True, seam="tp.spread",
-            seam_bytes=share.over_tp(hidden) if share.gathers_once else 0, modules=2,
-        )  # fmt: skip
-        between = norm(share, "attn.q_norm", rows, mla.q_lora, "rmsnorm", after_residual=False, es=share.e)
-        parts = [_bottleneck(share, down), _bottleneck(share, before(share, between, queries)), queries]
+    return [
+        *queries(share, hidden, local, mla, bias),
+        *latents(share, hidden, mla, keys, bias),
+        keys,
+        rope(share, local.q + 1, mla.rope),
+        _join_heads(share, local, mla),
+        core(share, local, causal=True, reread=reread),
+        linear(share, "attn.proj", local.q * mla.value, hidden, bias=bias, seam="tp.reduce", seam_bytes=share.over_tp(hidden)),
+    ]
+
+
+def narrow_rows(share: Share) -> int:
+    """Rows that a rank sends through a bottleneck."""
+    return share.rows if share.gathers_once else share.srows
+
+
+def gathered_where(share: Share) -> Seam:
+    """What goes on from a bottleneck to the heads."""
+    return "tp.copy" if share.gathers_once else "tp.gather"
+
+
+def queries(share: Share, hidden: int, local: Heads, mla: Mla, bias: bool) -> list[Part]:
+    """Down-projection, norm and up-projection, or one projection."""
+    rows, wide = narrow_rows(share), mla.q_lora or hidden
+    up = linear(
+        share, "attn.q_up", wide, local.q * local.d, seam=gathered_where(share) if mla.q_lora else "tp.gather", seam_bytes=share.over_tp(wide),
+        saved_rows=rows, stream=not mla.q_lora, normed=bool(mla.q_lora), modules=1 if mla.q_lora else 2,
+    )  # fmt: skip
+    if not mla.q_lora:
+        return [up]
+    down = linear(
+        share, "attn.q_down", hidden, mla.q_lora, rows=rows, bias=bias, stream=True, seam="tp.spread",
+        seam_bytes=share.over_tp(hidden) if share.gathers_once else 0, modules=2,
+    )  # fmt: skip
+    between = norm(share, "attn.q_norm", rows, mla.q_lora, "rmsnorm", after_residual=False, es=share.e)
+    return [bottleneck(share, down), bottleneck(share, before(share, between, up)), up]
+
+
+def latents(share: Share, hidden: int, mla: Mla, following: Part, bias: bool) -> list[Part]:
+    """Down-projection of keys and values, and the norm before the part `following`."""
+    rows = narrow_rows(share)
     down = linear(share, "attn.kv_down", hidden, mla.kv_lora + mla.rope, rows=rows, bias=bias, stream=True)
     join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # two gradients of one input
-    parts.append(_bottleneck(share, replace(down, saved=down.saved if casts(share) else 0, backward=(*down.backward, join))))
     between = norm(share, "attn.kv_norm", rows, mla.kv_lora, "rmsnorm", after_residual=False, es=share.e)
-    keys = linear(
-        share, "attn.kv_up", mla.kv_lora, local.q * (mla.nope + mla.value), seam=inner, seam_bytes=share.over_tp(mla.kv_lora + mla.rope),
-        saved_rows=rows, normed=True,
-    )  # fmt: skip
-    parts += [_bottleneck(share, before(share, between, keys)), keys]
-    parts += [rope(share, local.q + 1, mla.rope), _join_heads(share, local, mla)]
-    parts.append(core(share, local, causal=True, reread=reread))
-    parts.append(linear(share, "attn.proj", local.q * mla.value, hidden, bias=bias, seam="tp.reduce", seam_bytes=share.over_tp(hidden)))
-    return parts
+    return [
+        bottleneck(share, replace(down, saved=down.saved if casts(share) else 0, backward=(*down.backward, join))),
+        bottleneck(share, before(share, between, following)),
+    ]
 
 
-def _bottleneck(share: Share, part: Part) -> Part:
+def bottleneck(share: Share, part: Part) -> Part:
     """What is whole on each rank of tp, and sees its rows of the tokens, or all of them."""
     return replace(part, whole=()) if share.gathers_once else everywhere(part)
 

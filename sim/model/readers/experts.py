@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sim.model.readers.config import Config, sizes, windows
 from sim.model.readers.families import FAMILIES
 from sim.model.readers.gated import GRANITE, Fields, llama
+from sim.model.specs.decoder import Indexer
 from topologies.errors import Refused
 
 
@@ -59,6 +60,26 @@ def _deepseek(c: Config) -> Fields:
     return fields | {"first_dense": c.number("first_k_dense_replace", default=0), "moe_every": c.number("moe_layer_freq", default=1)}
 
 
+def _deepseek_sparse(c: Config) -> Fields:
+    """DeepSeek-V3.2: DeepSeek-V3 with an indexer in each layer."""
+    fields = _deepseek(c)
+    index = {"heads": c.number("index_n_heads", default=64), "dim": c.number("index_head_dim", default=128)}
+    return fields | {"mla": fields["mla"] | {"index": index | {"top_k": c.number("index_topk", default=2048)}}}
+
+
+def _glm_sparse(c: Config) -> Fields:
+    """GLM-5: DeepSeek-V3.2's layers; GLM-5.2's take over their indexer's choice by turns (transformers' GlmMoeDsaConfig)."""
+    fields = _deepseek_sparse(Config({"n_shared_experts": 1, "index_n_heads": 32, **c.tree}, c.where))
+    every, first = max(1, c.number("index_topk_freq", default=1)), max(1, c.number("index_skip_topk_offset", default=2))
+    index = fields["mla"]["index"] | {"every": every, "first": first}
+    turns = Indexer(**index)
+    meant = ["full" if turns.chooses(layer) else "shared" for layer in range(fields["layers"])]
+    _as_step_says(c, "indexer_types", meant, f"index_topk_freq = {every} after the first {first}")
+    dense = c.number("first_k_dense_replace", default=3)
+    _as_step_says(c, "mlp_layer_types", ["dense"] * dense + ["sparse"] * (fields["layers"] - dense), f"first_k_dense_replace = {dense}")
+    return fields | {"mla": fields["mla"] | {"index": index}, "first_dense": dense}
+
+
 def _glm_lite(c: Config) -> Fields:
     """GLM-4.7 Flash: DeepSeek-V3's layers, of which `mlp_layer_types` names the first as dense; unsaid: one."""
     kinds = c.tree.get("mlp_layer_types") or ["dense"]
@@ -97,10 +118,10 @@ def _llama4(c: Config) -> Fields:
     return fields | windows(c, layers, full)
 
 
-def _as_step_says(c: Config, key: str, meant: list[int], step: str) -> None:
+def _as_step_says(c: Config, key: str, meant: Sequence[int | str], step: str) -> None:
     """Raises `Refused` where a list of layers, which Llama4TextConfig prefers to the step between them, names others."""
     named = c.tree.get(key)
-    if named and named != meant:
+    if named and named != list(meant):
         raise Refused(
             f"{c.where}: {key} = {str(named)[:60]} are not the layers of {step}, which is not described. Leave it out, or change the step"
         )
@@ -144,6 +165,6 @@ def _dbrx(c: Config) -> Fields:
 
 READERS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "mixtral": mixtral, "granitemoe": lambda c: mixtral(c) | {"scaled": list(GRANITE)}, "phimoe": _phimoe, "olmoe": _olmoe, "qwen2_moe": qwen_moe, "qwen3_moe": qwen_moe,
-    "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "kimi_k2": _deepseek, "mistral4": _deepseek, "glm4_moe_lite": _glm_lite, "gpt_oss": _gpt_oss, "dbrx": _dbrx,
+    "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "kimi_k2": _deepseek, "deepseek_v32": _deepseek_sparse, "glm_moe_dsa": _glm_sparse, "mistral4": _deepseek, "glm4_moe_lite": _glm_lite, "gpt_oss": _gpt_oss, "dbrx": _dbrx,
     "qwen3_vl_moe_text": qwen_moe, "glm4_moe": _glm_moe, "llama4_text": _llama4, "minimax_m2": _minimax_m2, "ernie4_5_moe": _ernie_moe,
 }  # fmt: skip

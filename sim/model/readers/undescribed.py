@@ -10,7 +10,6 @@ UNDESCRIBED: dict[str, str] = {
     "bamba": "a rotated half of attention among Mamba-2 layers", "falcon_h1": "attention and Mamba-2 side by side in one layer",
     "rwkv": "the WKV recurrence", "recurrent_gemma": "the RG-LRU recurrence", "lfm2": "gated short convolutions",
     "bailing_moe_linear": "lightning attention with rotated heads and norms over groups of them",
-    "deepseek_v32": "sparse attention behind a lightning indexer (deepseek_v3 attends to all keys)", "glm_moe_dsa": "sparse attention behind a lightning indexer",
     "deepseek_v4": "attention to compressed keys, and residual streams that mix", "gemma4_text": "per-layer embeddings, and keys that are values",
     "gemma4": "per-layer embeddings, and keys that are values", "kimi_k25": "a vision tower over patches of several frames; its text_config is read by itself",
     "kimi_linear": "Kimi delta attention",

@@ -13,6 +13,25 @@ from sim.model.specs.fields import Activation, Count, Fraction, Layers, Natural,
 from topologies.errors import BadInput
 
 
+class Indexer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sparse attention (DeepSeek-V3.2, section 2.1): a lightning indexer scores all keys before a query, which attends to the best."""
+
+    heads: Count = 64
+    dim: Count = 128
+    top_k: Count = 2048
+    """Keys that a query attends to."""
+    trained: bool = True
+    """It learns what attention makes of the keys it chose (the KL loss of section 2.1.1); false: it stays as it is."""
+    every: Count = 1
+    """Every n-th layer has one, whose choice the layers up to the next take over (GLM-5.2's IndexShare has 4)."""
+    first: Count = 1
+    """So many first layers have one of their own in any case."""
+
+    def chooses(self, layer: int) -> bool:
+        """Does this layer have an indexer?"""
+        return max(0, layer - self.first + 1) % self.every == 0
+
+
 class Mla(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Multi-head latent attention (DeepSeek-V2 paper, section 2.1)."""
 
@@ -23,6 +42,8 @@ class Mla(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     rope: Count = 64
     nope: Count = 128
     value: Count = 128
+    index: Indexer | None = None
+    """Keys are chosen; None: attention to all."""
 
 
 class Moe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -226,6 +247,8 @@ def _check(spec: Decoder) -> None:
         raise BadInput(f"{name}: further_rows = {spec.further_rows}: a tied head has logits for all rows. Add them to vocab")
     if spec.mla is not None and spec.biased_scores:
         raise BadInput(f"{name}: latent attention ([mla]) has no scores with a bias or a bound. Leave out alibi and capped_scores")
+    if spec.lora is not None and spec.mla is not None and spec.mla.index is not None:
+        raise BadInput(f"{name}: adapters beside sparse attention ([mla.index]) are not described. Leave out index, or lora")
     if bool(spec.mtp_pattern) != bool(spec.mtp and spec.pattern):
         raise BadInput(
             f'{name}: mtp_pattern is what a module of multi-token prediction holds in a hybrid ("*E"): it goes with mtp and pattern'

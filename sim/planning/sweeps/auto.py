@@ -47,6 +47,8 @@ def auto_space(plan: Plan, on: str, gpus: int, edits: tuple[str, ...] = ()) -> d
         space["recompute"] = ("none", "full")
     if "cp" in space and getattr(model, "window", False):
         space["parallel.cp_kind"] = ("all_to_all",)  # no ring takes sliding windows (`sim.lower.model_parallel.context`)
+    if "cp" in space and getattr(getattr(model, "mla", None), "index", None):
+        space["parallel.cp_kind"] = ("all_gather",)  # `sim.model.layers.sparse`
     if plan.memory.recompute_layers:  # a number for the stages of the plan's own pipeline
         space["memory.recompute_layers"] = ("0",)
     if plan.memory.offload_layers:

@@ -214,7 +214,7 @@ def test_a_ring_needs_fused_attention() -> None:
 def test_windows_go_by_no_ring_and_else_compute_a_rank_s_share_of_their_pairs(kind: str) -> None:
     tree: dict[str, Any] = {"model": "gpt-oss-20b", "seq_len": 8192, "parallel": {"cp": 8, "cp_kind": kind, "ep": 8}}
     if kind == "p2p":
-        with pytest.raises(Refused, match=r"no ring attention .* takes sliding windows or chunks of keys"):
+        with pytest.raises(Refused, match=r"no ring attention .* takes sliding windows, chunks or choices of keys"):
             attention_flops(tree)
         return
     split, alone = (attention_flops(one) for one in (tree, {**tree, "parallel": {}}))

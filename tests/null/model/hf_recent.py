@@ -134,6 +134,19 @@ RECENT: dict[str, tuple[int, dict[str, Any]]] = {
         "kv_lora_rank": 256, "moe_intermediate_size": 2048, "n_routed_experts": 128, "n_shared_experts": 1, "num_attention_heads": 32,
         "num_experts_per_tok": 4, "num_hidden_layers": 36, "num_key_value_heads": 32, "q_lora_rank": 1024, "qk_nope_head_dim": 64,
         "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 131072}),
+    "deepseek-v3.2": (671_877_944_064, {
+        "model_type": "deepseek_v32", "attention_bias": False, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "index_head_dim": 128,
+        "index_n_heads": 64, "index_topk": 2048, "intermediate_size": 18432, "kv_lora_rank": 512, "moe_intermediate_size": 2048, "moe_layer_freq": 1,
+        "n_routed_experts": 256, "n_shared_experts": 1, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+        "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "tie_word_embeddings": False, "v_head_dim": 128, "vocab_size": 129280}),
+    "glm-5.2": (743_377_019_904, {
+        "model_type": "glm_moe_dsa", "attention_bias": False, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 6144, "index_head_dim": 128,
+        "index_n_heads": 32, "index_topk": 2048, "index_topk_freq": 4, "index_skip_topk_offset": 3, "intermediate_size": 12288, "kv_lora_rank": 512,
+        "indexer_types": ["full"] * 3 + (["shared"] * 3 + ["full"]) * 18 + ["shared"] * 3,
+        "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_attention_heads": 64, "num_experts_per_tok": 8,
+        "num_hidden_layers": 78, "num_key_value_heads": 64, "num_nextn_predict_layers": 1, "q_lora_rank": 2048, "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64, "tie_word_embeddings": False, "v_head_dim": 256, "vocab_size": 154880}),
     "glm-4.7-flash": (29_943_393_920, {
         "model_type": "glm4_moe_lite", "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 10240, "kv_lora_rank": 512,
         "moe_intermediate_size": 1536, "n_routed_experts": 64, "n_shared_experts": 1, "num_attention_heads": 20, "num_experts_per_tok": 4,

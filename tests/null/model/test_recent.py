@@ -187,8 +187,6 @@ def test_mixers_are_checked() -> None:
     [
         ("mamba", "selective scan.*plan capture"),
         ("wav2vec2", 'with family = "wav2vec"'),
-        ("deepseek_v32", "sparse attention"),
-        ("glm_moe_dsa", "sparse attention"),
         ("deepseek_v4", "compressed"),
         ("kimi_k25", "a vision tower"),
         ("gemma4_text", "per-layer embeddings"),

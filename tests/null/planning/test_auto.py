@@ -50,6 +50,7 @@ def test_windows_are_split_over_ranks_by_what_takes_them() -> None:
     plans = [one for _, one in candidates(plan, space, on) if isinstance(one, Plan)]
     assert {one.parallel.cp for one in plans} >= {1, 2, 4} and {one.parallel.cp_kind for one in plans} == {"all_to_all"}
     assert "parallel.cp_kind" not in auto_space(base("llama3-8b", 65536), on, 16)
+    assert auto_space(base("glm-5.2", 65536), "32x dgx-h100", 256)["parallel.cp_kind"] == ("all_gather",)
 
 
 def test_tensor_parallelism_divides_the_heads() -> None:
