@@ -62,9 +62,10 @@ class Noted(Derived):
 class Study:
     """Some steps of a setting's plan, simulated, with what the reported one owes to each op."""
 
-    def __init__(self, setting: Setting, steps: int) -> None:
+    def __init__(self, setting: Setting, steps: int, counts: tuple[int, ...] = ()) -> None:
+        """`counts`: micro-batches of each step, where these are not the plan's."""
         self.setting = setting
-        self.program: Program = program_for(setting, steps)
+        self.program: Program = program_for(setting, steps, counts=counts)
         self.pricer: Pricer = pricer_for(setting)
         self.noted = Noted(self.pricer)
         self.trace: Trace = simulate(self.program, self.noted, setting.places)

@@ -1,7 +1,9 @@
 """The steps that an explanation looks at: one, or those with and without averaging of local updates, and what output adds to them.
 
 Together they take what `predict` says: of local updates each counts by how often it comes; the one step of asynchronous ranks, which differs
-from the next, stands for their mean step. What logging and checkpoints add is no resource's.
+from the next, stands for their mean step. A step of many micro-batches is one of few and what each round more adds, where rounds are alike
+(`sim.steady.rounds`): all that is asked of it (seconds on the path, what is owed to an op) grows by the same with each round, too. What logging and
+checkpoints add is no resource's.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ from sim.planning.explain.sensitivity import Sensitivity, Study
 from sim.program import Program
 from sim.sections import Output
 from sim.setting.bind import Setting
-from sim.steady.detail import STEPS
-from sim.steady.periods import evened, kinds, mean_step, over_period
+from sim.setting.program import program_for
+from sim.steady.detail import STEPS, quick, simulated_ops
+from sim.steady.periods import evened, kinds, mean_step, over_period, varies
+from sim.steady.rounds import rounds_of
 from sim.steady.settled import until_settled
+from sim.steady.shortened import Run
 from sim.steady.stalls import output_seconds
 from sim.timeline.metrics import mean_path
 
@@ -46,7 +51,10 @@ class Studied:
     def __init__(self, setting: Setting) -> None:
         plan = msgspec.structs.replace(setting.plan, output=Output())
         self._setting = msgspec.structs.replace(setting, plan=plan)
-        self._kinds = [Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(plan)]
+        rounds = _by_rounds(self._setting)
+        self._kinds = [Part(share, _study(setting, count)) for count, share in rounds]
+        self._kinds += [Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(plan) if not rounds]
+        self._by_rounds = bool(rounds)
         self._fed: Study | None = None
         self._untraced: dict[Study, float] = {}
         self.first = self._kinds[0].study
@@ -72,6 +80,8 @@ class Studied:
     def _on_path(self) -> tuple[Part, ...]:
         """Those that what binds a mean step is found in."""
         studies = [study for _, study in self._kinds]
+        if self._by_rounds:
+            return tuple(self._kinds)
         times = [study.step for study in studies]
         weights = evened(self._setting, self.first.pricer, times, lambda one: self._stocked(one).step).weights
         if not weights:
@@ -94,7 +104,7 @@ class Studied:
             return study.step * _untraced(study, priced(study)) / self._untraced[study]
 
         times = [again(study) for _, study in self._kinds]
-        saved = evened(self._setting, priced(self.first), times, lambda one: again(self._stocked(one))).saved
+        saved = 0.0 if self._by_rounds else evened(self._setting, priced(self.first), times, lambda one: again(self._stocked(one))).saved
         together = sum(weight * seconds for (weight, _), seconds in zip(self._kinds, times, strict=True)) - saved
         return together * self._stretch + self.output
 
@@ -134,11 +144,22 @@ def _untraced(study: Study, pricer: Pricer) -> float:
     return step_times(study.program, pricer, study.setting.places)[study.trace.reported].settled
 
 
+def _by_rounds(setting: Setting) -> tuple[tuple[int, float], ...]:
+    """Numbers of micro-batches of two steps, and how many times each is in the plan's; none where that is simulated as it is: of few ops, of several sorts,
+    or with rounds that differ."""
+    if varies(setting.plan) or quick(simulated_ops(program_for(setting, STEPS), setting.places)):
+        return ()
+    rounds = rounds_of(setting)
+    if rounds is None or not rounds.alike(Run(setting).times(rounds.counts)):
+        return ()
+    return (rounds.counts[-2], -rounds.left), (rounds.counts[-1], 1.0 + rounds.left)
+
+
 def _sorts(plan: Plan) -> tuple[tuple[Plan, float], ...]:
     """Of asynchronous ranks any step: it stands for the others."""
     return ((plan, 1.0),) if plan.asynchronous else kinds(plan)
 
 
-def _study(setting: Setting) -> Study:
-    """A settled step."""
-    return until_settled(lambda steps: Study(setting, steps), STEPS)
+def _study(setting: Setting, count: int = 0) -> Study:
+    """A settled step; `count`: of so many micro-batches, where these are not the plan's."""
+    return until_settled(lambda steps: Study(setting, steps, (count,) * steps * (count > 0)), STEPS)

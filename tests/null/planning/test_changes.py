@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sim.files.planfile import load_plan
-from sim.planning.explain import explanation as explaining
-from sim.planning.explain.explanation import best_changes, explain
+from sim.planning.explain import changes as explaining
+from sim.planning.explain.changes import best_changes
+from sim.planning.explain.explanation import explain
 from sim.planning.explain.neighbours import neighbours
 from sim.predict import predict_setting
 from sim.result.figures import figures_of_memory
@@ -30,16 +30,16 @@ def test_the_three_best_changes_are_proposed(monkeypatch: pytest.MonkeyPatch) ->
             raise BadInput("more ranks than the machine has")
         return plan
 
-    def predicted(near: str, **_: object) -> SimpleNamespace:
+    def predicted(near: str) -> float:
         if near == "y":
             raise BadInput("32 layers do not make 64 stages")
-        return SimpleNamespace(step_time_s=steps[near])
+        return steps[near]
 
     monkeypatch.setattr(explaining, "neighbours", lambda plan, node: [((name,), name) for name in ("x", "y", *steps)])
     monkeypatch.setattr(explaining, "bind", bound)
     monkeypatch.setattr(explaining, "fits", lambda near: near != "b")
-    monkeypatch.setattr(explaining, "predict_setting", predicted)
-    monkeypatch.setattr(explaining, "screened", lambda near: 1.0 if near is setting else predicted(near).step_time_s * 1.01)
+    monkeypatch.setattr(explaining, "_predicted", predicted)
+    monkeypatch.setattr(explaining, "screened", lambda near: 1.0 if near is setting else predicted(near) * 1.01)
     found = best_changes(setting, 1.0)
     assert [(*one.overrides, one.step_time_s) for one in found] == [("d", 0.7), ("e", 0.8), ("a", 0.9)]
     assert [one.gain for one in found] == pytest.approx([0.3, 0.2, 0.1])

@@ -1,4 +1,5 @@
-"""What is said of local updates whose loaders' pace lies between their two kinds of steps: as those steps do, one after the other."""
+"""What is said of steps that stand for others: of local updates whose loaders' pace lies between their two kinds of steps (as those do, one after the
+other), and of many micro-batches."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import pytest
 from sim.cost.price import Pricer
 from sim.engine.run import simulate
 from sim.files.planfile import load_plan
+from sim.planning.explain import studied
 from sim.planning.explain.explanation import explain
-from sim.planning.explain.scaled import COLLECTIVES, COMPUTE, INPUT, Scaled
+from sim.planning.explain.scaled import COLLECTIVES, COMPUTE, INPUT, KINDS, Scaled
+from sim.planning.explain.studied import Studied
 from sim.predict import predict_setting
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
@@ -81,3 +84,20 @@ def test_a_predictions_critical_path_is_of_a_mean_step_as_an_explanations_is(tre
     path = dict(said.path)
     assert all(seconds == pytest.approx(path[name], rel=1e-2) for name, seconds in found.critical_path[:3])
     assert ("comm.ps" in path) == ("update" in tree)
+
+
+def test_many_micro_batches_are_told_by_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline of 96 micro-batches, each round of which lengthens the step by the same: what its path and its resources say is what they say of all."""
+    model = {"base": "llama3-8b", "layers": 8, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 4096, "vocab": 50304}
+    plan = {"model": model, "seq_len": 4096, "batch": {"global": 192, "micro": 1}, "parallel": {"dp_shard": 2, "zero": 1, "tp": 2, "pp": 4}}
+    setting = bind(load_plan(plan | {"framework": "megatron-core", "output": {"checkpoint_every": 50}}), "2x dgx-h100")
+    few = Studied(setting)
+    assert sorted(weight for weight, _ in few.parts)[0] < -50, "most rounds are left out"
+    monkeypatch.setattr(studied, "_by_rounds", lambda setting: ())
+    whole = Studied(setting)
+    assert few.step == pytest.approx(whole.step, rel=1e-6) and few.output > 0
+    assert dict(few.path()) == pytest.approx(dict(whole.path()), rel=1e-4, abs=1e-4 * whole.step)
+    for kind in KINDS:
+        one, other = few.of_kind(kind), whole.of_kind(kind)
+        assert one.infinitely_fast == pytest.approx(other.infinitely_fast, rel=1e-3)
+        assert (one.ten_percent, one.elasticity) == pytest.approx((other.ten_percent, other.elasticity), abs=1e-3)

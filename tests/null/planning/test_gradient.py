@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sim.cost.price import Cost, Pricer
 from sim.engine.run import simulate
-from sim.planning.explain.explanation import Change, Explanation, explain
+from sim.planning.explain.changes import Change
+from sim.planning.explain.explanation import Explanation, explain
 from sim.planning.explain.gradient import gradient
 from sim.planning.explain.scaled import COLLECTIVES, COMPUTE, HOST, KINDS, MEMORY, MESSAGES, Scaled, faster_links, link_kinds
 from sim.planning.explain.sensitivity import Sensitivity, Study
