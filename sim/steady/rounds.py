@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
+from sim.cost.price import Pricer
 from sim.engine.agenda import uncollected
 from sim.engine.steps import Step
 from sim.plan import Plan
@@ -50,10 +52,10 @@ def whole(setting: Setting) -> float:
     return _mean(setting, lambda one: Run(one).whole())
 
 
-def confirmed(setting: Setting) -> float:
-    """Seconds of one optimizer step within 0.05 % of `whole`, by rounds where that takes less simulation and two of them are alike.
-    Raises `BadInput` and its kinds."""
-    return _mean(setting, _confirmed)
+def confirmed(setting: Setting, pricer: Pricer | None = None) -> float:
+    """Seconds of one optimizer step within 0.05 % of `whole`, by rounds where that takes less simulation and two of them are alike. `pricer`: prices
+    that are not the setting's own, for plans whose steps are of one sort. Raises `BadInput` and its kinds."""
+    return _mean(setting, partial(_confirmed, pricer=pricer))
 
 
 def _mean(setting: Setting, step: Callable[[Setting], float]) -> float:
@@ -70,8 +72,8 @@ def _mean(setting: Setting, step: Callable[[Setting], float]) -> float:
         return mean - evened(setting, pricer_for(setting), times, step).saved if len(times) > 1 else mean
 
 
-def _confirmed(setting: Setting) -> float:
-    plan, run, rounds = setting.plan, Run(setting), rounds_of(setting)
+def _confirmed(setting: Setting, pricer: Pricer | None = None) -> float:
+    plan, run, rounds = setting.plan, Run(setting, pricer=pricer), rounds_of(setting)
     steps = run.times(rounds.counts) if rounds else []
     if rounds and rounds.alike(steps):
         return rounds.extended(*(step.seconds for step in steps[-2:]))

@@ -69,9 +69,10 @@ def _shares_host(plan: Plan) -> bool:
 class Run:
     """One plan's steps; where all stages' ranks are alike, equal layers are priced once, for all plans that split and run a layer alike."""
 
-    def __init__(self, setting: Setting, coarse: bool = False) -> None:
+    def __init__(self, setting: Setting, coarse: bool = False, pricer: Pricer | None = None) -> None:
+        """`pricer`: prices that are not the setting's own."""
         self._setting, self._coarse, self._places = setting, coarse and not _shares_host(setting.plan), setting.places
-        self.pricer: Pricer = pricer_for(setting)
+        self.pricer: Pricer = pricer or pricer_for(setting)
         self._short: Shortener | None = None
         self._shortcut: Shortcut | None = None
         plan = setting.plan
@@ -79,7 +80,7 @@ class Run:
             shortcut = Shortcut(self.pricer, mesh_of(plan), setting.topology)
             shortcut.coarse = self._coarse and _apart(setting, shortcut)
             self.pricer = self._shortcut = shortcut
-            self._short = _shortener(setting, shortcut)
+            self._short = _shortener(setting, shortcut) if pricer is None else Shortener(shortcut.shorten, shortcut.coarse)
 
     @property
     def shortens(self) -> bool:

@@ -24,7 +24,7 @@ from sim.setting.bind import Setting
 from sim.setting.program import program_for
 from sim.steady.detail import STEPS, quick, simulated_ops
 from sim.steady.periods import evened, kinds, mean_step, over_period, varies
-from sim.steady.rounds import rounds_of
+from sim.steady.rounds import confirmed, rounds_of
 from sim.steady.settled import until_settled
 from sim.steady.shortened import Run
 from sim.steady.stalls import output_seconds
@@ -54,7 +54,7 @@ class Studied:
         rounds = _by_rounds(self._setting)
         self._kinds = [Part(share, _study(setting, count)) for count, share in rounds]
         self._kinds += [Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(plan) if not rounds]
-        self._by_rounds = bool(rounds)
+        self._by_rounds, self._confirmed = bool(rounds), 0.0
         self._fed: Study | None = None
         self._untraced: dict[Study, float] = {}
         self.first = self._kinds[0].study
@@ -96,7 +96,11 @@ class Studied:
 
     def _mean(self, priced: Callable[[Study], Pricer]) -> float:
         """Seconds of a mean step at other prices, with output; by the engine that only says when steps end, as the share that it finds of the step
-        at the study's own: what both say may differ by a percent (`sim.engine.condense`), more than some resources bring."""
+        at the study's own: what both say may differ by a percent (`sim.engine.condense`), more than some resources bring. Where a round of micro-batches
+        takes less another may be what binds it, and come to its pace later."""
+        if self._by_rounds:
+            self._confirmed = self._confirmed or confirmed(self._setting, self.first.pricer)
+            return (self.step - self.output) * confirmed(self._setting, priced(self.first)) / self._confirmed + self.output
 
         def again(study: Study) -> float:
             if study not in self._untraced:
@@ -104,7 +108,7 @@ class Studied:
             return study.step * _untraced(study, priced(study)) / self._untraced[study]
 
         times = [again(study) for _, study in self._kinds]
-        saved = 0.0 if self._by_rounds else evened(self._setting, priced(self.first), times, lambda one: again(self._stocked(one))).saved
+        saved = evened(self._setting, priced(self.first), times, lambda one: again(self._stocked(one))).saved
         together = sum(weight * seconds for (weight, _), seconds in zip(self._kinds, times, strict=True)) - saved
         return together * self._stretch + self.output
 
