@@ -1,12 +1,12 @@
 """Rank <-> coordinates, and who talks to whom.
 
 The mesh is an array of ranks with one dimension per kind of parallelism, in torchtitan's words. Derived axes:
-`dp` (dp_replicate x dp_shard; `dp_ring`: the same, where each sends to the next), `grad` (dp x cp: the ranks that hold the same parameters and average gradients),
-`fsdp` (dp_shard x cp: the ranks that share one sharded copy), `stage` (all with the same place in a pipeline), `ep`, `edp` (where
-expert gradients are averaged) and `efsdp` (where experts are sharded), `cp_ulysses` (neighbours of cp that exchange heads of attention) and
-`cp_ring` (cp ranks that hold the same heads then), `fsdp_inner` (neighbours of fsdp that share what is kept from forward to backward), `world`. Experts have a mesh of their own on the same ranks
-(Megatron's expert_decoder_rank_generator in core/parallel_state.py): `etp` of the tp ranks hold the slices of one expert, the others of tp
-count with dp and cp.
+`dp` (dp_replicate x dp_shard; `dp_ring`: the same, where each sends to the next), `grad` (dp x cp: the ranks that hold the same parameters and
+average gradients), `fsdp` (dp_shard x cp: the ranks that share one sharded copy), `stage` (all with the same place in a pipeline), `ep`, `edp`
+(where expert gradients are averaged) and `efsdp` (where experts are sharded), `cp_ulysses` (neighbours of cp that exchange heads of attention)
+and `cp_ring` (cp ranks that hold the same heads then), `fsdp_inner` (neighbours of fsdp that share what is kept from forward to backward),
+`world`. Experts have a mesh of their own on the same ranks (Megatron's expert_decoder_rank_generator in core/parallel_state.py): `etp` of the
+tp ranks hold the slices of one expert, the others of tp count with dp and cp.
 """
 
 from __future__ import annotations

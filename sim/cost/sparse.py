@@ -113,7 +113,11 @@ def in_parts(work: Attention | Scores) -> tuple[Work, ...]:
 
 def _dense(work: Attention | Scores) -> tuple[Work, ...]:
     """Half of each product is masked away, and so is not computed by kernels that know; here it is."""
-    product = Gemm(work.q, work.kv, work.d, work.dtype, work.batch * work.heads, repeat=work.repeat)
-    size = round(work.batch * work.heads * work.q * work.kv * BYTES[work.dtype])
-    summed = MemoryBound("reduce", size, round(size / work.heads), work.dtype, repeat=work.repeat)
-    return product, MemoryBound("activation", size, size, work.dtype, repeat=work.repeat), summed
+    batch, repeat = work.batch * work.heads, work.repeat
+    product = Gemm(work.q, work.kv, work.d, work.dtype, batch, repeat=repeat)
+    size = round(batch * work.q * work.kv * BYTES[work.dtype])
+    passed = MemoryBound("activation", size, size, work.dtype, repeat=repeat)
+    if not work.backward:
+        return product, passed, MemoryBound("reduce", size, round(size / work.heads), work.dtype, repeat=repeat)
+    both = ((work.q, work.d, work.kv), (work.kv, work.d, work.q))
+    return product, passed, *(Gemm(*sizes, work.dtype, batch, "dgrad", repeat=repeat) for sizes in both)

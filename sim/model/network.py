@@ -132,8 +132,8 @@ _PLAIN = Framework(name="count", source="counting only")
 def _totals(model: ModelSpec, seq: int, documents: int, micro: int, fused: bool) -> _Totals:
     """Parameters, and model FLOPs of one sample of `micro`: forward, gradient of inputs, gradient of weights (not of frozen ones).
 
-    Forward counts matrix products, convolutions and attention (its causal half once, inside `documents`); each gradient costs as much. `fused`: queries, keys and
-    values are one linear, which has one adapter.
+    Forward counts matrix products, convolutions and attention (its causal half once, inside `documents`); each gradient costs as much. `fused`:
+    queries, keys and values are one linear, which has one adapter.
     """
     framework = _PLAIN.but(linears={"fused_projections": fused})
     shape = Shape(micro=micro, seq=seq, documents=documents, precision=getattr(model, "precision", "bf16"))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.arena import Arena, of_cpu, of_gpu
@@ -25,7 +26,7 @@ from sim.cost.device import table
 from sim.cost.points import place_of
 from sim.cost.variant import variant
 from sim.predict import predict
-from sim.work import Conv, Gemm, MemoryBound
+from sim.work import Attention, Conv, Gemm, MemoryBound, Scores
 from tests.gloo.gpu_standin import StandIn, alone
 from topologies.errors import BadInput
 
@@ -449,3 +450,22 @@ def test_an_operators_backward_is_launched_by_the_calling_thread(monkeypatch: py
             assert call is not None
             for _ in range(2):
                 assert all(torch.equal(one, other) for one, other in zip(call(), gradients, strict=False))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("work", "products"),
+    [
+        (Attention(2, 4, 1, 8, 32, 16, 8, chosen=4, dtype="fp32"), (2, 5)),
+        (Scores(2, 4, 8, 32, 16, chosen=4, dtype="fp32"), (1, 3)),
+        (Scores(2, 4, 8, 32, 16, dtype="fp32"), (1, 3)),
+    ],
+    ids=["attention", "scores of the chosen", "scores of all"],
+)
+def test_what_chooses_keys_runs_in_parts(work: Attention | Scores, products: tuple[int, int], backward: bool) -> None:
+    """torch has no kernel that attends to chosen keys, nor one for an indexer's scores."""
+    run = body(replace(work, backward=backward), of_cpu(torch.device("cpu"), 1))
+    with Called() as called:
+        run()
+    assert called.names.count("bmm") == products[backward]
+    assert ("embedding" in called.names, "scatter_add_" in called.names) == (work.chosen > 0, backward and work.chosen > 0)

@@ -90,7 +90,7 @@ class Core(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, heads, seq, d), fewer key-value heads allowed; returns (batch, seq, heads x d). `mask` is added to the scores."""
-        drops = self.dropout if self.training else 0.0
+        drops, batch = self.dropout if self.training else 0.0, q.shape[0]
         if self.math:
             groups = q.shape[1] // k.shape[1]
             k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
@@ -105,11 +105,9 @@ class Core(nn.Module):
             weights = torch.softmax(scores, -1)
             out = (F.dropout(weights, drops) if drops else weights).to(v.dtype) @ v
         else:
-            batch, (q, k, v) = q.shape[0], (self._apart(x) for x in (q, k, v))
+            q, k, v = (self._apart(x) for x in (q, k, v))
             out = F.scaled_dot_product_attention(q, k, v, mask, drops, self.causal, enable_gqa=q.shape[1] != k.shape[1])
-            if self.document:
-                return out.transpose(1, 2).reshape(batch, -1, out.shape[1] * out.shape[-1])
-        return out.transpose(1, 2).flatten(2)
+        return out.transpose(1, 2).reshape(batch, -1, out.shape[1] * out.shape[-1])
 
     def _apart(self, x: Tensor) -> Tensor:
         """Documents beside each other: (batch x documents, heads, document, d). No copy: heads of a token lie together."""
