@@ -143,7 +143,7 @@ def _whole_attention(spec: Decoder, share: Share, window: int, *, rotated: bool)
     if spec.mla is not None:
         from sim.model.layers.latent import latent
 
-        return latent(share, spec.hidden, spec.heads, spec.mla, bias=spec.bias, reread=reread)
+        return latent(share, spec.hidden, spec.heads, spec.mla, bias=spec.bias, rotated=spec.position == "rope", reread=reread)
     return grouped_query(
         share,
         spec.hidden,

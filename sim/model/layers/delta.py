@@ -9,14 +9,15 @@ from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import linear
 from sim.model.layers.mamba import convolution, uncut
 from sim.model.layers.norm import norm
-from sim.model.parts import Part
+from sim.model.parts import Part, everywhere
 from sim.model.share import Share
 from sim.model.specs.decoder import Delta
 from sim.work import Gemm, MemoryBound, Work
 
 
 def delta_rule(share: Share, hidden: int, spec: Delta) -> list[Part]:
-    """q, k, v and the gate z; decay and step for each head; causal convolution; chunked rule; gated norm; out_proj (Qwen3NextGatedDeltaNet).
+    """q, k, v and the gate z; decay and step for each head; causal convolution; chunked rule; gated norm; out_proj (Qwen3NextGatedDeltaNet). With rates
+    for each channel (fla's KimiDeltaAttention) these and the gate are made apart.
 
     Heads are split over tp. The convolution has no bias.
     """
@@ -24,18 +25,45 @@ def delta_rule(share: Share, hidden: int, spec: Delta) -> list[Part]:
     keys, values = (divisible("delta heads", heads, "tp", share.tp) for heads in (spec.key_heads, spec.value_heads))
     k, v = keys * spec.key_dim, values * spec.value_dim
     into = linear(
-        share, "delta.in_proj", hidden, 2 * k + 2 * v, seam="tp.gather", seam_bytes=share.over_tp(hidden), stream=True,
+        share, "delta.in_proj", hidden, 2 * k + v * (1 if spec.channels else 2), seam="tp.gather", seam_bytes=share.over_tp(hidden), stream=True,
         normed=True, saved_rows=share.srows, modules=2,
     )  # fmt: skip
-    small = linear(share, "delta.rates", hidden, 2 * values, low=False, stream=True)
-    join = elementwise("add", share, share.srows * hidden, 2 * share.e, share.e)  # two gradients of one input
     return [
         into,
-        replace(small, saved=0, backward=(*small.backward, join)),
+        *(_by_channel(share, hidden, spec, keys, values) if spec.channels else [_beside(share, hidden, "delta.rates", 2 * values)]),
         convolution(share, 2 * k + v, spec.conv, "delta.conv", bias=False),
         _rule(share, spec, keys, values),
         _gated_norm(share, values, spec.value_dim),
         linear(share, "delta.out_proj", v, hidden, seam="tp.reduce", seam_bytes=share.over_tp(hidden)),
+    ]
+
+
+def _beside(share: Share, hidden: int, name: str, width: int | tuple[int, ...]) -> Part:
+    """A narrow projection in 16 bits of what in_proj reads and keeps: two gradients of one input."""
+    small = linear(share, name, hidden, width, low=False, stream=True)
+    join = elementwise("add", share, share.srows * hidden, 2 * share.e, share.e)
+    return replace(small, saved=0, backward=(*small.backward, join))
+
+
+def _by_channel(share: Share, hidden: int, spec: Delta, keys: int, values: int) -> list[Part]:
+    """Bottlenecks of the rates and the gate, whole on each rank of tp; the step of each head; what comes out of the bottlenecks; the rates in fp32,
+    summed up within each chunk (kda_gate_fwd, chunk_local_cumsum)."""
+    narrow, seam_bytes = spec.value_dim, share.over_tp(spec.value_dim)
+    k, v, e = keys * spec.key_dim, values * spec.value_dim, share.e
+    n = share.rows * values * spec.key_dim  # heads of keys are repeated
+    return [
+        everywhere(_beside(share, hidden, "delta.down", (narrow, narrow))),
+        _beside(share, hidden, "delta.step", values),
+        linear(share, "delta.rates", narrow, k, seam="tp.copy", seam_bytes=seam_bytes, low=False),
+        linear(share, "delta.gate", narrow, v, seam="tp.copy", seam_bytes=seam_bytes, low=False),
+        Part(
+            name="delta.decay",
+            forward=(elementwise("activation", share, n, e, 4, 4.0), elementwise("add", share, n, 4, 4)),
+            backward=(elementwise("add", share, n, 4, 4), elementwise("activation", share, n, 4 + e, e, 8.0)),
+            cls="elementwise",
+            tensors=(values, k),
+            saved=n * 4,
+        ),
     ]
 
 
@@ -64,7 +92,7 @@ def _rule(share: Share, spec: Delta, keys: int, values: int) -> Part:
         forward=(unit, *products, passing),
         backward=(*again, passing, passing, *back, ununit),
         cls="attention",
-        tensors=(values, values),
+        tensors=() if spec.channels else (values, values),
         saved=share.rows * values * ((2 * dk + dv + c) * e + 4 + e),
         working=share.rows * values * 3 * (dk + dv) * e + 2 * many * dk * dv * e,
     )

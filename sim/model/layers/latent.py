@@ -15,12 +15,15 @@ from sim.model.share import Share
 from sim.model.specs.decoder import Mla
 
 
-def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = False, reread: int | None = None) -> list[Part]:
+def latent(
+    share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = False, rotated: bool = True, reread: int | None = None
+) -> list[Part]:
     """Down-projections, norms, up-projections split over tp, rope, core, proj.
 
     The bottlenecks are whole on every tp rank (they are narrow). Megatron's ranks send their own rows through them and gather what comes out.
     DTensor's gather the input and all do the same: only the gradients of what the up-projections read are summed (torchtitan,
-    models/deepseek_v3/infra/parallelize.py: NoParallel). `reread`: as in `core`.
+    models/deepseek_v3/infra/parallelize.py: NoParallel). `rotated`: the rotary columns are
+    turned (Kimi Linear's are not). `reread`: as in `core`.
     """
     local = split_heads(share, heads, heads, mla.nope + mla.rope, mla.value)
     keys = linear(
@@ -31,7 +34,7 @@ def latent(share: Share, hidden: int, heads: int, mla: Mla, *, bias: bool = Fals
         *queries(share, hidden, local, mla, bias),
         *latents(share, hidden, mla, keys, bias),
         keys,
-        rope(share, local.q + 1, mla.rope),
+        *([rope(share, local.q + 1, mla.rope)] if rotated else []),
         _join_heads(share, local, mla),
         core(share, local, causal=True, reread=reread),
         linear(share, "attn.proj", local.q * mla.value, hidden, bias=bias, seam="tp.reduce", seam_bytes=share.over_tp(hidden)),

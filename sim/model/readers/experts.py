@@ -50,7 +50,8 @@ def _dense(c: Config) -> int:
     return len(named)
 
 
-def _deepseek(c: Config) -> Fields:
+def deepseek(c: Config) -> Fields:
+    """Latent attention, and experts behind the first layers (DeepSeek-V2 and later)."""
     mla = {"kv_lora": c.number("kv_lora_rank"), "q_lora": c.number("q_lora_rank", default=0), "rope": c.number("qk_rope_head_dim")}
     mla |= {"nope": c.number("qk_nope_head_dim"), "value": c.number("v_head_dim")}
     inner = c.number("moe_intermediate_size")
@@ -62,7 +63,7 @@ def _deepseek(c: Config) -> Fields:
 
 def _deepseek_sparse(c: Config) -> Fields:
     """DeepSeek-V3.2: DeepSeek-V3 with an indexer in each layer."""
-    fields = _deepseek(c)
+    fields = deepseek(c)
     index = {"heads": c.number("index_n_heads", default=64), "dim": c.number("index_head_dim", default=128)}
     return fields | {"mla": fields["mla"] | {"index": index | {"top_k": c.number("index_topk", default=2048)}}}
 
@@ -88,7 +89,7 @@ def _glm_lite(c: Config) -> Fields:
         raise Refused(
             f"{c.where}: mlp_layer_types = {str(kinds)[:60]}: dense layers behind others are not described. Let them be the first"
         )
-    return _deepseek(Config({"n_shared_experts": 1, **c.tree}, c.where)) | {"first_dense": sum(dense)}
+    return deepseek(Config({"n_shared_experts": 1, **c.tree}, c.where)) | {"first_dense": sum(dense)}
 
 
 def _glm_moe(c: Config) -> Fields:
@@ -165,6 +166,6 @@ def _dbrx(c: Config) -> Fields:
 
 READERS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "mixtral": mixtral, "granitemoe": lambda c: mixtral(c) | {"scaled": list(GRANITE)}, "phimoe": _phimoe, "olmoe": _olmoe, "qwen2_moe": qwen_moe, "qwen3_moe": qwen_moe,
-    "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "kimi_k2": _deepseek, "deepseek_v32": _deepseek_sparse, "glm_moe_dsa": _glm_sparse, "mistral4": _deepseek, "glm4_moe_lite": _glm_lite, "gpt_oss": _gpt_oss, "dbrx": _dbrx,
+    "deepseek_v2": deepseek, "deepseek_v3": deepseek, "kimi_k2": deepseek, "deepseek_v32": _deepseek_sparse, "glm_moe_dsa": _glm_sparse, "mistral4": deepseek, "glm4_moe_lite": _glm_lite, "gpt_oss": _gpt_oss, "dbrx": _dbrx,
     "qwen3_vl_moe_text": qwen_moe, "glm4_moe": _glm_moe, "llama4_text": _llama4, "minimax_m2": _minimax_m2, "ernie4_5_moe": _ernie_moe,
 }  # fmt: skip

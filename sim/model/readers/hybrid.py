@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sim.model.readers.config import Config, sizes
-from sim.model.readers.experts import mixtral, qwen_moe
+from sim.model.readers.experts import deepseek, mixtral, qwen_moe
 from sim.model.readers.gated import Fields, granite, llama
+from topologies.errors import Refused
 
 
 def _qwen3_next(c: Config) -> Fields:
@@ -36,6 +37,27 @@ def _delta(c: Config) -> Fields:
     }  # fmt: skip
     mixers = "".join("*" if kind == "full_attention" else "D" for kind in kinds)
     return {"mixers": mixers, "delta": delta, "gated_attention": True, "rotary": c.fraction("partial_rotary_factor", default=0.25)}
+
+
+def _kimi_linear(c: Config) -> Fields:
+    """Kimi Linear: Kimi Delta Attention, and latent attention whose rotary columns are not turned in the layers that `full_attn_layers` counts from 1.
+    Kimi K3's residuals over blocks, activation and latent experts are none of it.
+
+    Raises `Refused` for these.
+    """
+    for key, plain in (("attn_res_block_size", None), ("routed_expert_hidden_size", None), ("mla_use_output_gate", False)):
+        if c.tree.get(key, plain) not in (plain, None):
+            raise Refused(f"{c.where}: {key} = {c.tree[key]} (Kimi K3) is not described. Leave it out")
+    linear, layers = c.inner("linear_attn_config"), c.number("num_hidden_layers")
+    full = linear.tree.get("full_attn_layers") or []
+    renamed = {"n_routed_experts": c.tree.get("num_experts"), "num_experts_per_tok": c.tree.get("num_experts_per_token")}
+    renamed |= {"n_shared_experts": c.tree.get("num_shared_experts")}
+    heads, width = linear.number("num_heads"), linear.number("head_dim", default=128)
+    delta = {"key_heads": heads, "value_heads": heads, "key_dim": width, "value_dim": width, "channels": True}
+    delta |= {"conv": linear.number("short_conv_kernel_size", default=4)}
+    mixers = "".join("*" if layer + 1 in full else "D" for layer in range(layers))
+    position = "none" if c.flag("mla_use_nope", True) else "rope"
+    return deepseek(Config({**renamed, **c.tree}, c.where)) | {"mixers": mixers, "delta": delta, "position": position}
 
 
 def _minimax_text(c: Config) -> Fields:
@@ -100,5 +122,5 @@ def _nemotron_h(c: Config) -> Fields:
 
 READERS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "nemotron_h": _nemotron_h, "granitemoehybrid": _granite_hybrid, "mamba2": _mamba2, "minimax": _minimax_text, "minimax_text_01": _minimax_text,
-    "minimax_m1": _minimax_text, "qwen3_next": _qwen3_next, "qwen3_5_text": _qwen3_5, "qwen3_5_moe_text": _qwen3_5_moe,
+    "minimax_m1": _minimax_text, "qwen3_next": _qwen3_next, "qwen3_5_text": _qwen3_5, "qwen3_5_moe_text": _qwen3_5_moe, "kimi_linear": _kimi_linear,
 }  # fmt: skip

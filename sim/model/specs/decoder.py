@@ -82,6 +82,10 @@ class Mamba(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Delta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A gated delta rule mixer (Yang et al. 2024, Gated DeltaNet): keys' heads are shared by several heads of values."""
 
+    channels: bool = False
+    """Each channel of a key fades at a rate of its own (Kimi Delta Attention, Kimi Linear report, section 3); the rates and the gate come through
+    bottlenecks as wide as a head."""
+
     key_heads: Count
     value_heads: Count
     key_dim: Count = 128

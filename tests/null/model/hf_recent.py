@@ -134,6 +134,12 @@ RECENT: dict[str, tuple[int, dict[str, Any]]] = {
         "kv_lora_rank": 256, "moe_intermediate_size": 2048, "n_routed_experts": 128, "n_shared_experts": 1, "num_attention_heads": 32,
         "num_experts_per_tok": 4, "num_hidden_layers": 36, "num_key_value_heads": 32, "q_lora_rank": 1024, "qk_nope_head_dim": 64,
         "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 131072}),
+    "kimi-linear-48b": (49_122_681_728, {
+        "model_type": "kimi_linear", "first_k_dense_replace": 1, "head_dim": 72, "hidden_act": "silu", "hidden_size": 2304, "intermediate_size": 9216,
+        "kv_lora_rank": 512, "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32,
+        "short_conv_kernel_size": 4}, "mla_use_nope": True, "moe_intermediate_size": 1024, "moe_layer_freq": 1, "num_attention_heads": 32,
+        "num_experts": 256, "num_experts_per_token": 8, "num_hidden_layers": 27, "num_key_value_heads": 32, "num_shared_experts": 1,
+        "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "tie_word_embeddings": False, "v_head_dim": 128, "vocab_size": 163840}),
     "deepseek-v3.2": (671_877_944_064, {
         "model_type": "deepseek_v32", "attention_bias": False, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "index_head_dim": 128,
         "index_n_heads": 64, "index_topk": 2048, "intermediate_size": 18432, "kv_lora_rank": 512, "moe_intermediate_size": 2048, "moe_layer_freq": 1,

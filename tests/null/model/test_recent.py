@@ -189,9 +189,31 @@ def test_mixers_are_checked() -> None:
         ("wav2vec2", 'with family = "wav2vec"'),
         ("deepseek_v4", "compressed"),
         ("kimi_k25", "a vision tower"),
+        ("kimi_k3", "residuals over blocks"),
         ("gemma4_text", "per-layer embeddings"),
     ],
 )
 def test_what_is_known_and_not_described_is_refused_with_its_reason(kind: str, words: str) -> None:
     with pytest.raises(Refused, match=words):
         from_config({"model_type": kind}, "config.json")
+
+
+def test_kimi_linear_fades_by_channel() -> None:
+    """Bottlenecks as wide as a head for the rates and the gate, whole on each rank of tp; latent attention's rotary columns are not turned."""
+    spec = read("kimi-linear-48b")
+    assert [spec.mixers[at] for at in (2, 3, 25, 26)] == ["D", "*", "D", "*"] and spec.delta is not None and spec.delta.channels
+    one, two = (describe(spec, Shape(micro=1, seq=2048, tp=tp, sequence_parallel=tp > 1), PLAIN) for tp in (1, 2))
+    parts = {part.name: part for part in dict(one.blocks)["L1"].parts}
+    assert parts["delta.down"].params == 2 * 2304 * 128 and parts["delta.rates"].params == parts["delta.gate"].params == 128 * 4096
+    assert parts["delta.decay"].tensors == (32, 4096), "rates of heads, biases of channels"
+    assert parts["delta.decay"].saved == 2048 * 4096 * 4
+    halved = {part.name: part for part in dict(two.blocks)["L1"].parts}
+    assert halved["delta.down"].params == parts["delta.down"].params == sum(halved["delta.down"].whole)
+    assert 2 * halved["delta.gate"].params == parts["delta.gate"].params and halved["delta.gate"].seam == "tp.copy"
+    assert "attn.rope" not in names(one, "L3") and "attn.join" in names(one, "L3")
+    assert "attn.rope" in names(describe(replace(spec, position="rope"), Shape(micro=1, seq=512), PLAIN), "L3")
+
+
+def test_what_kimi_k3_has_beside_is_refused() -> None:
+    with pytest.raises(Refused, match="attn_res_block_size = 12 .Kimi K3. is not described"):
+        read("kimi-linear-48b", attn_res_block_size=12)
