@@ -37,9 +37,11 @@ from sim.result.figures import fits
 from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
 from sim.setting.uneven import Uneven
-from sim.steady.detail import STEPS
+from sim.steady.detail import STEPS, quick, simulated_ops
 from sim.steady.periods import mean_step, varies
+from sim.steady.rounds import confirmed
 from sim.steady.settled import host_seconds, loader_seconds, settled, until_settled
 from sim.steady.stalls import output_seconds
 from sim.tables import Tabular, aligned
@@ -223,7 +225,9 @@ def _table(
     quiet = msgspec.structs.replace(setting.plan, output=Output())
     held = clock_under_load(setting, calibration)
     usual = pricer_for(setting, calibration, clock=held)
-    program = until_settled(partial(steps_of, setting, quiet, usual, False), STEPS).program
+    program = program_for(setting, STEPS, quiet)
+    if not _by_rounds(setting, program):
+        program = until_settled(partial(steps_of, setting, quiet, usual, False), STEPS).program
     seconds = []
     for factor in compute:
         clock, load = factor**boards, factor**lengths
@@ -253,10 +257,18 @@ def _grid(values: list[float], points: int) -> list[float]:
 
 
 def _step(setting: Setting, program: Program, pricer: Pricer) -> float:
+    """Without output; of many ops within 0.05 % (`sim.steady.rounds`)."""
     if varies(setting.plan):
         return mean_step(setting, pricer, program.steps).total
+    if _by_rounds(setting, program) and not isinstance(pricer, SlowLink):
+        return confirmed(msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, output=Output())), pricer)
     step = metrics.step_time(played(setting, program, pricer))
     return step if settled(program, pricer, step) else max(step, host_seconds(program, pricer), loader_seconds(program, pricer))
+
+
+def _by_rounds(setting: Setting, program: Program) -> bool:
+    """Is a step told by few of its micro-batches?"""
+    return not (varies(setting.plan) or quick(simulated_ops(program, setting.places)))
 
 
 class SlowLink(Derived):

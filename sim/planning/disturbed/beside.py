@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ from sim.steady.settled import loader_seconds, settled, stored
 from sim.steady.whole import followed, warmed
 from sim.timeline.asynchrony import counted
 from topologies.errors import BadInput, Refused
+from topologies.graph import Topology
 
 ENOUGH = 4
 """Steps of a job alone: two more than what its first steps are about. More where they have not settled by then (`sim.steady.settled`)."""
@@ -99,15 +100,28 @@ def paces(
         steps = [2 * count for count in steps]
 
 
-def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: str | Path | None, still: bool) -> Placed:
-    """So many steps of a job, without output."""
+def steps_alone_of(setting: Setting, counts: tuple[int, ...], calibration: str | Path | None = None) -> list[float]:
+    """Seconds of steps of so many micro-batches each, one after the other, of a job that has the machine to itself."""
+    job = _placed(setting, tuple(range(setting.plan.world)), len(counts), calibration, False, counts)
+    run = _Run(job.program, job.pricer, None, _stand_ins([job], setting.topology)[0], {})
+    run.begin()
+    run.clocks.agenda.run()
+    run.check()
+    return [end - begin for begin, end in pairwise((0.0, *run.ends()))]
+
+
+def _placed(
+    setting: Setting, places: tuple[int, ...], steps: int, calibration: str | Path | None, still: bool, counts: tuple[int, ...] = ()
+) -> Placed:
+    """So many steps of a job, without output; `counts`: micro-batches of each, where these are not the plan's."""
     update = setting.plan.update
     period = followed(setting)
-    steps = max(steps, warmed(period) + period + 1) if period else max(steps, _LEAST[update.mode])
+    if not counts:
+        steps = max(steps, warmed(period) + period + 1) if period else max(steps, _LEAST[update.mode])
     update = msgspec.structs.replace(update, every=NEVER if still else period or min(update.every, OFTEN))
     plan = msgspec.structs.replace(setting.plan, output=Output(), update=update)
-    program = program_for(setting, steps, plan)
-    if program.device == "cpu":  # loaders share cores with training: they fill their store, keep it full, and it is emptied
+    program = program_for(setting, steps, plan, counts=counts)
+    if program.device == "cpu" and not counts:  # loaders share cores with training: they fill their store, keep it full, and it is emptied
         program = program_for(setting, steps + 3 * stored(program), plan)
     pricer = pricer_for(setting, calibration, places=places, clock=clock_under_load(setting, calibration))
     return Placed(program, PlacedPricer(pricer, places, setting.topology), places)
@@ -115,8 +129,7 @@ def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: 
 
 def _run(settings: Sequence[Setting], placed_: Sequence[Placed], steps_alone: Sequence[float]) -> list[Pace]:
     """All jobs in one virtual time."""
-    stands_for = stand_ins(placed_, settings[0].topology)
-    _bounded(sum(len(set(mine)) for mine in stands_for))
+    stands_for = _stand_ins(placed_, settings[0].topology)
     runs: list[_Run] = []
     shared = shares_of(placed_, steps_alone)
     for one, mine, shares in zip(placed_, stands_for, shared.each, strict=True):
@@ -137,13 +150,16 @@ def _run(settings: Sequence[Setting], placed_: Sequence[Placed], steps_alone: Se
     return [pace._replace(step=max(pace.step, seconds)) for pace, seconds in zip(found, loading, strict=True)]
 
 
-def _bounded(ranks: int) -> None:
-    """Raises `Refused` for more ranks than can be simulated one by one."""
+def _stand_ins(placed_: Sequence[Placed], topology: Topology) -> list[list[int]]:
+    """`stand_ins`. Raises `Refused` for more ranks than can be simulated one by one."""
+    found = stand_ins(placed_, topology)
+    ranks = sum(len(set(mine)) for mine in found)
     if ranks > MOST_RANKS:
         raise Refused(
             f"{ranks} ranks would have to be simulated one by one (groups of theirs meet on the same cables, or no two nodes are alike); at "
             f"most {MOST_RANKS} are. Use fewer nodes: what a fault or a neighbour costs is decided on the links that they share"
         )
+    return found
 
 
 def _pace(ends: list[float], until: float, setting: Setting) -> Pace:

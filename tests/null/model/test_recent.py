@@ -215,5 +215,5 @@ def test_kimi_linear_fades_by_channel() -> None:
 
 
 def test_what_kimi_k3_has_beside_is_refused() -> None:
-    with pytest.raises(Refused, match="attn_res_block_size = 12 .Kimi K3. is not described"):
+    with pytest.raises(Refused, match=r"attn_res_block_size = 12 .Kimi K3. is not described"):
         read("kimi-linear-48b", attn_res_block_size=12)

@@ -153,3 +153,19 @@ def test_the_step_after_an_averaging_one_is_no_other(every: int) -> None:
     )
     found = faults(plan, "rtx-4090-x4", ("slow=r0:1",))
     assert found.step_time_s == pytest.approx(predict(plan, "rtx-4090-x4").step_time_s, rel=1e-4)
+
+
+@pytest.mark.no_cover
+def test_many_micro_batches_are_told_by_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of a pipeline's micro-batches are alike on a broken machine, too; where they are not, all are simulated."""
+    model = {"base": "llama3-8b", "layers": 8, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 4096, "vocab": 50304}
+    plan = {"model": model, "framework": "megatron-core", "seq_len": 4096, "batch": {"global": 120, "micro": 1}}
+    plan |= {"parallel": {"dp_shard": 2, "zero": 1, "tp": 2, "pp": 4, "placement": "tp,dp,cp,pp"}}
+    tried = ("slow=r15:0.8", "fail=nvswitch:n0/1")
+    few = faults(plan, "2x dgx-h100", tried)
+    monkeypatch.setattr(module, "_rounds", lambda setting, calibration: None)
+    whole = faults(plan, "2x dgx-h100", tried)
+    assert few.step_time_s == pytest.approx(whole.step_time_s, rel=1e-4)
+    slowdowns = [(one.fault, one.slowdown) for one in few.rows]
+    assert slowdowns == [(one.fault, pytest.approx(one.slowdown, rel=1e-4)) for one in whole.rows]
+    assert max(slowdown for _, slowdown in slowdowns) > 1.1
