@@ -68,13 +68,16 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Predict one training step.  Example: steptwin predict llama3-8b-fsdp8 --on dgx-h100 --set seq_len=4096"""
         from sim.files.planfile import load_plan
-        from sim.predict import predict as run
+        from sim.predict import details, predict_setting
+        from sim.setting.bind import bind
         from topologies.load import load_topology
 
         overrides, edits = split(set_, fail, without)
         machine, base = load_topology(on, edits), load_plan(plan, overrides)
         beside = _beside(out, plan, on, edits, calibration)
-        found = run(base, machine, calibration=calibration, costs=costs, steps=steps)
+        setting = bind(base, machine)
+        detail = out is not None or details(setting, steps)
+        found = predict_setting(setting, calibration=calibration, costs=costs, steps=steps, detail=detail)
         summary = found.to_dict()
         if out:
             desk.say(f"report: {desk.page('prediction', out, found.plan, found.program, summary, found.trace, machine, beside)}")

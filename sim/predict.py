@@ -27,6 +27,7 @@ from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
 from sim.steady.detail import STEPS, apart, coarse, fused, quick, simulated_ops
 from sim.steady.periods import kinds, mean_step, on_path, varies
+from sim.steady.rounds import told_by
 from sim.steady.settled import Steps, until_settled
 from sim.steady.stalls import held, output_seconds
 from sim.timeline import metrics
@@ -62,8 +63,8 @@ def predict(
         steps: optimizer steps to simulate, two at least, as the first is like none after it, and more where they have not settled by then
             (`sim.steady.settled`); the last one is reported (of local updates the mean over a period: `sim.steady.periods`).
         fold: simulate equal ranks once.
-        detail: a trace op by op, with memory over time and sync points. Without, what meets nobody else is simulated once, which is several times as
-            fast for scripts that ask for many steps.
+        detail: a trace op by op, with memory over time and sync points. Without, what meets nobody else is simulated once, and of many micro-batches,
+            where rounds of them are alike, few, which then are the trace's: several times as fast for scripts that ask for many steps.
 
     Raises `BadInput` or one of its kinds for input that cannot be used. A plan that does not fit into memory
     is predicted all the same, with `fits` false and what would make it fit.
@@ -88,18 +89,22 @@ def predict_setting(
     quiet = msgspec.structs.replace(plan, output=Output())
     clock = clock_under_load(setting, calibration, costs, steps)
     pricer = pricer_for(setting, calibration, costs, clock=clock)
-    program, trace, _, alone = until_settled(partial(steps_of, setting, quiet, pricer, detail), max(steps, 2))
+    told = told_by(msgspec.structs.replace(setting, plan=quiet), pricer) if not detail and steps <= STEPS else ()
+    simulated = [(weight, steps_of(setting, quiet, pricer, False, STEPS, (count,) * STEPS)) for count, weight in told]
+    simulated = simulated or [(1.0, until_settled(partial(steps_of, setting, quiet, pricer, detail), max(steps, 2)))]
+    _, (program, trace, _, alone) = simulated[-1]
     ops = simulated_ops(program, setting.places)
     fine = detail and apart(ops)
     if fine:
         trace.memory = {rank: list(line) for rank, line in memory_timelines(setting, trace).items()}
-    split = mean_step(setting, pricer, program.steps) if varies(plan) else metrics.breakdown(trace)
-    step = split.total if varies(plan) else alone
-    parts = on_path(setting, pricer, step, program.steps, fine) if varies(plan) else [(1.0, trace)]
+    parts = [(weight, one.trace) for weight, one in simulated]
+    split = mean_step(setting, pricer, program.steps) if varies(plan) else metrics.together(parts)
+    step = split.total if varies(plan) else sum(weight * one.step for weight, one in simulated)
+    parts = on_path(setting, pricer, step, program.steps, fine) if varies(plan) else parts
     points = held(setting, program, pricer, trace, alone) if fine else []
     stall = output_seconds(setting, pricer, step, points)
     split = msgspec.structs.replace(split, output_s=split.output_s + stall)
-    sorts = [(1.0, program)]
+    sorts = [(weight, one.program) for weight, one in simulated]
     if varies(plan) and not plan.asynchronous:
         sorts = [(weight, program_for(setting, program.steps, one)) for one, weight in kinds(quiet)]
     shares = uncertainty.mean_shares(sorts, pricer, topology, plan, step)
@@ -113,6 +118,11 @@ def predict_setting(
     if calibration is not None:
         found.warnings += unmeasured(topology)
     return found
+
+
+def details(setting: Setting, steps: int = STEPS) -> bool:
+    """Are there few enough ops for a trace op by op, with what comes of it?"""
+    return apart(simulated_ops(program_for(setting, max(steps, 2)), setting.places))
 
 
 def clock_under_load(setting: Setting, calibration: str | Path | None, costs: str = "fitted", steps: int = STEPS) -> float:
@@ -130,9 +140,9 @@ def clock_under_load(setting: Setting, calibration: str | Path | None, costs: st
     return clock
 
 
-def steps_of(setting: Setting, plan: Plan, pricer: Pricer, detail: bool, steps: int) -> Steps:
-    """So many steps of `plan`, simulated as finely as their number of ops allows."""
-    program = program_for(setting, steps, plan)
+def steps_of(setting: Setting, plan: Plan, pricer: Pricer, detail: bool, steps: int, counts: tuple[int, ...] = ()) -> Steps:
+    """So many steps of `plan`, simulated as finely as their number of ops allows; `counts`: micro-batches of each, where these are not the plan's."""
+    program = program_for(setting, steps, plan, counts=counts)
     trace = played(setting, program, pricer, detail)
     return Steps(program, trace, pricer, metrics.step_time(trace))
 

@@ -23,7 +23,9 @@ from sim.schedule import puts_off
 from sim.schedule.reading import name_of
 from sim.setting.bind import Setting
 from sim.setting.pricer import pricer_for
-from sim.steady.periods import LONG, evened, kinds, mean_step, over_period
+from sim.setting.program import program_for
+from sim.steady.detail import STEPS, quick, simulated_ops
+from sim.steady.periods import LONG, evened, kinds, mean_step, over_period, varies
 from sim.steady.shortened import Run, reads_itself, round_of, warm_of
 
 _EQUAL = 1e-3
@@ -70,6 +72,17 @@ def _mean(setting: Setting, step: Callable[[Setting], float]) -> float:
         times = [step(msgspec.structs.replace(setting, plan=plan)) for plan, _ in found]
         mean = sum(share * seconds for seconds, (_, share) in zip(times, found, strict=True))
         return mean - evened(setting, pricer_for(setting), times, step).saved if len(times) > 1 else mean
+
+
+def told_by(setting: Setting, pricer: Pricer | None = None) -> tuple[tuple[int, float], ...]:
+    """Numbers of micro-batches of two steps, and how many times each is in the plan's: what grows by the same with each round (seconds, of a class of
+    ops or on the path) is as large as the sum. None where the step is simulated as it is: of few ops, of several sorts, or with rounds that differ."""
+    if varies(setting.plan) or quick(simulated_ops(program_for(setting, STEPS), setting.places)):
+        return ()
+    rounds = rounds_of(setting)
+    if rounds is None or not rounds.alike(Run(setting, pricer=pricer).times(rounds.counts)):
+        return ()
+    return (rounds.counts[-2], -rounds.left), (rounds.counts[-1], 1.0 + rounds.left)
 
 
 def _confirmed(setting: Setting, pricer: Pricer | None = None) -> float:

@@ -186,6 +186,12 @@ def critical_path(trace: Trace) -> list[tuple[str, float]]:
     return sorted(sums.items(), key=lambda pair: -pair[1])
 
 
+def together(parts: Iterable[tuple[float, Trace]]) -> Breakdown:
+    """`breakdown` of a step in which the reported one of each trace is so many times."""
+    found = [(weight, msgspec.structs.asdict(breakdown(trace))) for weight, trace in parts]
+    return Breakdown(**{name: sum(weight * split[name] for weight, split in found) for name in Breakdown.__struct_fields__})
+
+
 def mean_path(parts: Iterable[tuple[float, Trace]], output: float) -> list[tuple[str, float]]:
     """`critical_path` of a mean step, of which the reported one of each trace is so many times in it; `output`: seconds on top, a class of their own."""
     sums = {"output": output} if output else {}

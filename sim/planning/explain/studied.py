@@ -21,12 +21,10 @@ from sim.planning.explain.sensitivity import Sensitivity, Study
 from sim.program import Program
 from sim.sections import Output
 from sim.setting.bind import Setting
-from sim.setting.program import program_for
-from sim.steady.detail import STEPS, quick, simulated_ops
-from sim.steady.periods import evened, kinds, mean_step, over_period, varies
-from sim.steady.rounds import confirmed, rounds_of
+from sim.steady.detail import STEPS
+from sim.steady.periods import evened, kinds, mean_step, over_period
+from sim.steady.rounds import confirmed, told_by
 from sim.steady.settled import until_settled
-from sim.steady.shortened import Run
 from sim.steady.stalls import output_seconds
 from sim.timeline.metrics import mean_path
 
@@ -51,7 +49,7 @@ class Studied:
     def __init__(self, setting: Setting) -> None:
         plan = msgspec.structs.replace(setting.plan, output=Output())
         self._setting = msgspec.structs.replace(setting, plan=plan)
-        rounds = _by_rounds(self._setting)
+        rounds = told_by(self._setting)
         self._kinds = [Part(share, _study(setting, count)) for count, share in rounds]
         self._kinds += [Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(plan) if not rounds]
         self._by_rounds, self._confirmed = bool(rounds), 0.0
@@ -146,17 +144,6 @@ class Studied:
 def _untraced(study: Study, pricer: Pricer) -> float:
     """Seconds of the study's step at such prices."""
     return step_times(study.program, pricer, study.setting.places)[study.trace.reported].settled
-
-
-def _by_rounds(setting: Setting) -> tuple[tuple[int, float], ...]:
-    """Numbers of micro-batches of two steps, and how many times each is in the plan's; none where that is simulated as it is: of few ops, of several sorts,
-    or with rounds that differ."""
-    if varies(setting.plan) or quick(simulated_ops(program_for(setting, STEPS), setting.places)):
-        return ()
-    rounds = rounds_of(setting)
-    if rounds is None or not rounds.alike(Run(setting).times(rounds.counts)):
-        return ()
-    return (rounds.counts[-2], -rounds.left), (rounds.counts[-1], 1.0 + rounds.left)
 
 
 def _sorts(plan: Plan) -> tuple[tuple[Plan, float], ...]:

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sim.steady.detail
 from sim.files.planfile import load_plan
 from sim.planning.disturbed import faults as module
 from sim.planning.disturbed.faults import faults, usual
 from sim.predict import predict
+from sim.setting.bind import bind
 from topologies.errors import BadInput
 from topologies.load import load_topology
 
@@ -158,10 +160,12 @@ def test_the_step_after_an_averaging_one_is_no_other(every: int) -> None:
 @pytest.mark.no_cover
 def test_many_micro_batches_are_told_by_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of a pipeline's micro-batches are alike on a broken machine, too; where they are not, all are simulated."""
-    model = {"base": "llama3-8b", "layers": 8, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 4096, "vocab": 50304}
-    plan = {"model": model, "framework": "megatron-core", "seq_len": 4096, "batch": {"global": 120, "micro": 1}}
+    model = {"base": "llama3-8b", "layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 4096, "vocab": 50304}
+    plan = {"model": model, "framework": "megatron-core", "seq_len": 4096, "batch": {"global": 72, "micro": 1}}
     plan |= {"parallel": {"dp_shard": 2, "zero": 1, "tp": 2, "pp": 4, "placement": "tp,dp,cp,pp"}}
     tried = ("slow=r15:0.8", "fail=nvswitch:n0/1")
+    monkeypatch.setattr(sim.steady.detail, "OPS_QUICK", 1000)
+    assert module._rounds(bind(plan, "2x dgx-h100"), None)
     few = faults(plan, "2x dgx-h100", tried)
     monkeypatch.setattr(module, "_rounds", lambda setting, calibration: None)
     whole = faults(plan, "2x dgx-h100", tried)

@@ -11,6 +11,8 @@ import sim.steady.detail
 import steptwin
 from sim.files.planfile import load_plan
 from sim.plan import Plan
+from sim.planning import montecarlo
+from sim.planning.montecarlo import spread
 from sim.predict import predict
 from sim.rules import MOST_MICROBATCHES
 from sim.sections import Batch
@@ -52,6 +54,27 @@ def test_a_page_is_made_of_a_coarse_trace(monkeypatch: pytest.MonkeyPatch, tmp_p
     page = (tmp_path / "run" / "report.html").read_text()
     # What a span of many ops holds and moves is not known: no lines that would say otherwise.
     assert "Device memory over time" not in page and "Link use over time" not in page
+
+
+def test_figures_of_many_micro_batches_are_told_by_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no trace is asked for: each round of a pipeline's 36 micro-batches lengthens each figure by the same."""
+    model = {"base": "llama3-8b", "layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 4096, "vocab": 50304}
+    plan = {"model": model, "framework": "megatron-core", "seq_len": 4096, "batch": {"global": 72, "micro": 1}}
+    plan |= {"parallel": {"dp_shard": 2, "zero": 1, "tp": 2, "pp": 4}, "output": {"checkpoint_every": 50}}
+    whole = predict(plan, "2x dgx-h100")
+    monkeypatch.setattr(sim.steady.detail, "OPS_QUICK", 1000)
+    few = predict(plan, "2x dgx-h100", detail=False)
+    assert len(few.trace.spans) < len(whole.trace.spans) / 4
+    assert few.step_time_s == pytest.approx(whole.step_time_s, rel=1e-9)
+    assert (few.mfu, *few.interval) == pytest.approx((whole.mfu, *whole.interval))
+    assert (few.mark, few.sources) == (whole.mark, pytest.approx(whole.sources))
+    assert asdict(few.breakdown) == pytest.approx(asdict(whole.breakdown), abs=1e-3 * whole.step_time_s)
+    assert few.breakdown.output_s == pytest.approx(whole.breakdown.output_s) and few.breakdown.output_s > 0
+    assert sum(seconds for _, seconds in few.critical_path) == pytest.approx(whole.step_time_s)
+    first = spread(plan, "2x dgx-h100", 20)
+    monkeypatch.setattr(montecarlo, "quick", lambda ops: True)
+    other = spread(plan, "2x dgx-h100", 20)
+    assert first.samples == pytest.approx(other.samples, rel=1e-9) and first.without == pytest.approx(other.without)
 
 
 def test_micro_batches_without_end_are_refused() -> None:
