@@ -39,9 +39,9 @@ from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
 from sim.setting.uneven import Uneven
-from sim.steady.detail import STEPS, quick, simulated_ops
+from sim.steady.detail import STEPS
 from sim.steady.periods import mean_step, varies
-from sim.steady.rounds import confirmed
+from sim.steady.rounds import confirmed, shortens
 from sim.steady.settled import host_seconds, loader_seconds, settled, until_settled
 from sim.steady.stalls import output_seconds
 from sim.tables import Tabular, aligned
@@ -226,7 +226,7 @@ def _table(
     held = clock_under_load(setting, calibration)
     usual = pricer_for(setting, calibration, clock=held)
     program = program_for(setting, STEPS, quiet)
-    if not _by_rounds(setting, program):
+    if not shortens(setting):
         program = until_settled(partial(steps_of, setting, quiet, usual, False), STEPS).program
     seconds = []
     for factor in compute:
@@ -260,15 +260,10 @@ def _step(setting: Setting, program: Program, pricer: Pricer) -> float:
     """Without output; of many ops within 0.05 % (`sim.steady.rounds`)."""
     if varies(setting.plan):
         return mean_step(setting, pricer, program.steps).total
-    if _by_rounds(setting, program) and not isinstance(pricer, SlowLink):
+    if shortens(setting) and not isinstance(pricer, SlowLink):
         return confirmed(msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, output=Output())), pricer)
     step = metrics.step_time(played(setting, program, pricer))
     return step if settled(program, pricer, step) else max(step, host_seconds(program, pricer), loader_seconds(program, pricer))
-
-
-def _by_rounds(setting: Setting, program: Program) -> bool:
-    """Is a step told by few of its micro-batches?"""
-    return not (varies(setting.plan) or quick(simulated_ops(program, setting.places)))
 
 
 class SlowLink(Derived):

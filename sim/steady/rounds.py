@@ -74,12 +74,15 @@ def _mean(setting: Setting, step: Callable[[Setting], float]) -> float:
         return mean - evened(setting, pricer_for(setting), times, step).saved if len(times) > 1 else mean
 
 
+def shortens(setting: Setting) -> bool:
+    """Has a step so many ops, and is it of one sort, that it is told in short (`confirmed`)?"""
+    return not (varies(setting.plan) or quick(simulated_ops(program_for(setting, STEPS), setting.places)))
+
+
 def told_by(setting: Setting, pricer: Pricer | None = None) -> tuple[tuple[int, float], ...]:
     """Numbers of micro-batches of two steps, and how many times each is in the plan's: what grows by the same with each round (seconds, of a class of
     ops or on the path) is as large as the sum. None where the step is simulated as it is: of few ops, of several sorts, or with rounds that differ."""
-    if varies(setting.plan) or quick(simulated_ops(program_for(setting, STEPS), setting.places)):
-        return ()
-    rounds = rounds_of(setting)
+    rounds = rounds_of(setting) if shortens(setting) else None
     if rounds is None or not rounds.alike(Run(setting, pricer=pricer).times(rounds.counts)):
         return ()
     return (rounds.counts[-2], -rounds.left), (rounds.counts[-1], 1.0 + rounds.left)

@@ -24,10 +24,7 @@ from sim.predict import clock_under_load
 from sim.result.figures import fits
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
-from sim.setting.program import program_for
-from sim.steady.detail import quick, simulated_ops
-from sim.steady.periods import varies
-from sim.steady.rounds import Rounds, rounds_of
+from sim.steady.rounds import Rounds, rounds_of, shortens
 from sim.steady.shortened import Run
 from sim.steady.stalls import output_seconds
 from sim.tables import Tabular
@@ -165,9 +162,7 @@ class _Few(NamedTuple):
 
 def _rounds(setting: Setting, calibration: str | Path | None) -> _Few | None:
     """None where few ops are simulated anyway, or rounds of micro-batches tell nothing (`sim.steady.rounds`)."""
-    if varies(setting.plan) or quick(simulated_ops(program_for(setting, ENOUGH), setting.places)):
-        return None
-    rounds = rounds_of(setting)
+    rounds = rounds_of(setting) if shortens(setting) else None
     if rounds is None:
         return None
     run = Run(setting, pricer=pricer_for(setting, calibration, clock=clock_under_load(setting, calibration)))

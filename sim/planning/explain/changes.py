@@ -18,10 +18,7 @@ from sim.result.figures import fits
 from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
-from sim.setting.program import program_for
-from sim.steady.detail import STEPS, quick, simulated_ops
-from sim.steady.periods import varies
-from sim.steady.rounds import confirmed
+from sim.steady.rounds import confirmed, shortens
 from sim.steady.stalls import output_seconds
 from topologies.errors import SteptwinError
 
@@ -92,7 +89,7 @@ def _fitting(plan: Plan, setting: Setting) -> Setting | None:
 def _predicted(setting: Setting) -> float:
     """As `predict` says it; of many ops within 0.05 % (`sim.steady.rounds`)."""
     quiet = msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, output=Output()))
-    if varies(setting.plan) or quick(simulated_ops(program_for(quiet, STEPS), setting.places)):
+    if not shortens(quiet):
         return predict_setting(setting, detail=False).step_time_s
     step = confirmed(quiet)
     return step + output_seconds(setting, pricer_for(setting), step, [])

@@ -23,7 +23,7 @@ from sim.sections import Output
 from sim.setting.bind import Setting
 from sim.steady.detail import STEPS
 from sim.steady.periods import evened, kinds, mean_step, over_period
-from sim.steady.rounds import confirmed, told_by
+from sim.steady.rounds import confirmed, shortens, told_by
 from sim.steady.settled import until_settled
 from sim.steady.stalls import output_seconds
 from sim.timeline.metrics import mean_path
@@ -52,7 +52,7 @@ class Studied:
         rounds = told_by(self._setting)
         self._kinds = [Part(share, _study(setting, count)) for count, share in rounds]
         self._kinds += [Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(plan) if not rounds]
-        self._by_rounds, self._confirmed = bool(rounds), 0.0
+        self._by_rounds, self._shortens, self._confirmed = bool(rounds), shortens(self._setting), 0.0
         self._fed: Study | None = None
         self._untraced: dict[Study, float] = {}
         self.first = self._kinds[0].study
@@ -96,7 +96,7 @@ class Studied:
         """Seconds of a mean step at other prices, with output; by the engine that only says when steps end, as the share that it finds of the step
         at the study's own: what both say may differ by a percent (`sim.engine.condense`), more than some resources bring. Where a round of micro-batches
         takes less another may be what binds it, and come to its pace later."""
-        if self._by_rounds:
+        if self._shortens:
             self._confirmed = self._confirmed or confirmed(self._setting, self.first.pricer)
             return (self.step - self.output) * confirmed(self._setting, priced(self.first)) / self._confirmed + self.output
 
