@@ -121,9 +121,8 @@ def _join(share: Share, wide: Heads) -> Part:
 def _core(share: Share, wide: Heads, index: Indexer) -> Part:
     """In 16 bits. Values are no tensor of their own, and the part after keeps the result. Keys of the indexer travel with those of attention."""
     part = core(replace(share, fused=share.core), wide, causal=True, chosen=index.top_k, reread=share.e)
-    keys = share.micro * share.seq * share.shape.cp
-    travels = keys * (wide.d + index.dim) * share.e if share.shape.cp > 1 else 0
-    return replace(part, saved=part.saved - keys * wide.dv * share.e, seam_bytes=travels)
+    travels = share.rows * share.shape.cp * (wide.d + index.dim) * share.e if share.shape.cp > 1 else 0
+    return replace(part, saved=part.saved - share.rows * wide.dv * share.e, seam_bytes=travels)
 
 
 def _indexer(share: Share, hidden: int, mla: Mla, index: Indexer) -> list[Part]:

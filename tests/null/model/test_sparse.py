@@ -138,6 +138,10 @@ def test_messages_over_tp() -> None:
 def test_context_parallel_ranks_gather_keys_of_both() -> None:
     part = _part(_layer(cp=4), "attn.core")
     assert part.seam_bytes == 2 * SEQ * (KV + ROPE + 64) * 2
+    whole = _part(_layer(), "attn.core").saved
+    assert 4 * part.saved == whole == 2 * SEQ * (2 * (H * (KV + ROPE) + KV + ROPE) + 4 * H), (
+        "queries, keys, a sum for each row; the result is the reader's"
+    )
     assert _of(part.forward, Attention).pairs * 4 == pytest.approx(_pairs(SEQ, TOP), rel=1e-3)
     for kind in ("p2p", "all_to_all"):
         with pytest.raises((BadInput, Refused), match="all_gather"):
