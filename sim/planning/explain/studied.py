@@ -50,7 +50,7 @@ class Studied:
         plan = msgspec.structs.replace(setting.plan, output=Output())
         self._setting = msgspec.structs.replace(setting, plan=plan)
         rounds = told_by(self._setting)
-        self._kinds = [Part(share, _study(setting, count)) for count, share in rounds]
+        self._kinds = [Part(share, _study(self._setting, count)) for count, share in rounds]
         self._kinds += [Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(plan) if not rounds]
         self._by_rounds, self._shortens, self._confirmed = bool(rounds), shortens(self._setting), 0.0
         self._fed: Study | None = None

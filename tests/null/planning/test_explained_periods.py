@@ -91,7 +91,7 @@ def test_many_micro_batches_are_told_by_few(monkeypatch: pytest.MonkeyPatch) -> 
     """A pipeline of 36 micro-batches, each round of which lengthens the step by the same: what its path and its resources say is what they say of all."""
     model = {"base": "llama3-8b", "layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 4096, "vocab": 50304}
     plan = {"model": model, "seq_len": 4096, "batch": {"global": 72, "micro": 1}, "parallel": {"dp_shard": 2, "zero": 1, "tp": 2, "pp": 4}}
-    setting = bind(load_plan(plan | {"framework": "megatron-core", "output": {"checkpoint_every": 50}}), "2x dgx-h100")
+    setting = bind(load_plan(plan | {"framework": "megatron-core", "output": {"log_every": 1, "checkpoint_every": 2}}), "2x dgx-h100")
     monkeypatch.setattr(sim.steady.detail, "OPS_QUICK", 1000)
     few = Studied(setting)
     assert sorted(weight for weight, _ in few.parts)[0] < -20, "most rounds are left out"
