@@ -9,6 +9,8 @@ from __future__ import annotations
 from math import lcm
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from sim.sections import Batch, Comm, Count, Data, Memory, Noise, Optimizer, Output, Parallel, Section, Update
 
 Task = Literal["train", "finetune", "lora", "dpo", "forward"]
@@ -126,3 +128,8 @@ class Plan(Section, frozen=True, kw_only=True):
     def microbatches(self) -> int:
         """Micro-batches that each data-parallel rank runs per step (gradient accumulation, or pipeline fill)."""
         return self.global_batch // (self.batch.micro * self.data_ranks)
+
+    @property
+    def quiet(self) -> Plan:
+        """Without output."""
+        return replace(self, output=Output())

@@ -21,7 +21,6 @@ from sim.program import Program
 from sim.result import uncertainty
 from sim.result.figures import figures
 from sim.result.prediction import Prediction
-from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
@@ -86,10 +85,10 @@ def predict_setting(
         raise BadInput(f"steps = {steps!r}: a whole number of simulated steps, at least 1")
     setting = msgspec.structs.replace(setting, fold=fold)
     plan, topology = setting.plan, setting.topology
-    quiet = msgspec.structs.replace(plan, output=Output())
+    quiet = plan.quiet
     clock = clock_under_load(setting, calibration, costs, steps)
     pricer = pricer_for(setting, calibration, costs, clock=clock)
-    told = told_by(msgspec.structs.replace(setting, plan=quiet), pricer) if not detail and steps <= STEPS else ()
+    told = told_by(setting.quiet, pricer) if not detail and steps <= STEPS else ()
     simulated = [(weight, steps_of(setting, quiet, pricer, False, STEPS, (count,) * STEPS)) for count, weight in told]
     simulated = simulated or [(1.0, until_settled(partial(steps_of, setting, quiet, pricer, detail), max(steps, 2)))]
     _, (program, trace, _, alone) = simulated[-1]
@@ -129,7 +128,7 @@ def clock_under_load(setting: Setting, calibration: str | Path | None, costs: st
     """Clock that the power limit leaves the boards in a step of the plan, over the boost clock at which their calibration was timed: the step is
     simulated at the boost clock, then at that which its draw leaves, until they are the same. 1 where the calibration says nothing of power."""
     draws = draws_of(load_calibration(calibration)) if calibration is not None and setting.topology.kind == "cuda" else None
-    clock, quiet = 1.0, msgspec.structs.replace(setting.plan, output=Output())
+    clock, quiet = 1.0, setting.plan.quiet
     for _ in range(_ROUNDS if draws is not None else 0):
         assert draws is not None
         pricer = pricer_for(setting, calibration, costs, clock=clock)

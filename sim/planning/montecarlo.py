@@ -34,7 +34,6 @@ from sim.predict import clock_under_load, played, steps_of
 from sim.program import Op, Program
 from sim.quantile import quantile
 from sim.result.figures import fits
-from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
@@ -222,7 +221,7 @@ def _table(
     drawn = [factor for ranks, _ in factors for factor in ranks], [link for _, link in factors]
     points = 5 if all(map(_vary, drawn)) else POINTS
     compute, link = (_grid(values, points) for values in drawn)
-    quiet = msgspec.structs.replace(setting.plan, output=Output())
+    quiet = setting.plan.quiet
     held = clock_under_load(setting, calibration)
     usual = pricer_for(setting, calibration, clock=held)
     program = program_for(setting, STEPS, quiet)
@@ -261,7 +260,7 @@ def _step(setting: Setting, program: Program, pricer: Pricer) -> float:
     if varies(setting.plan):
         return mean_step(setting, pricer, program.steps).total
     if shortens(setting) and not isinstance(pricer, SlowLink):
-        return confirmed(msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, output=Output())), pricer)
+        return confirmed(setting.quiet, pricer)
     step = metrics.step_time(played(setting, program, pricer))
     return step if settled(program, pricer, step) else max(step, host_seconds(program, pricer), loader_seconds(program, pricer))
 

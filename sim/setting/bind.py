@@ -47,6 +47,11 @@ class Setting(msgspec.Struct, frozen=True):
     """Equal ranks are simulated once."""
 
     @property
+    def quiet(self) -> Setting:
+        """Without output."""
+        return msgspec.structs.replace(self, plan=self.plan.quiet)
+
+    @property
     def flops(self) -> float:
         """Model FLOPs of one step on all ranks: forward and backward, or forward alone where the task is no more."""
         network = self.network

@@ -121,7 +121,7 @@ def evened(setting: Setting, pricer: Pricer, times: Sequence[float], step: Calla
     plan = setting.plan
     if len(times) == 1 or not plan.data.workers or setting.topology.kind == "cpu":
         return Even()
-    program = program_for(setting, STEPS, msgspec.structs.replace(plan, output=Output()))
+    program = program_for(setting, STEPS, plan.quiet)
     pace, (averaging, plain), between = loader_seconds(program, pricer), times, plan.update.every - 1
     if not plain <= pace * (1 + _BOUND) < averaging:
         return Even()
@@ -138,6 +138,5 @@ def evened(setting: Setting, pricer: Pricer, times: Sequence[float], step: Calla
 
 
 def _trace(setting: Setting, plan: Plan, pricer: Pricer, steps: int, detail: bool = False) -> Trace:
-    quiet = msgspec.structs.replace(plan, output=Output())
-    program = program_for(setting, steps, quiet)
+    program = program_for(setting, steps, plan.quiet)
     return simulate(program, pricer, setting.places, detail, condensed=not detail)

@@ -165,7 +165,7 @@ def _rounds(setting: Setting, calibration: str | Path | None) -> _Few | None:
     rounds = rounds_of(setting) if shortens(setting) else None
     if rounds is None:
         return None
-    run = Run(setting, pricer=pricer_for(setting, calibration, clock=clock_under_load(setting, calibration)))
+    run = Run(setting.quiet, pricer=pricer_for(setting, calibration, clock=clock_under_load(setting, calibration)))
     return _Few(rounds, tuple(step.host for step in run.times(rounds.counts)))
 
 

@@ -15,7 +15,6 @@ from sim.planning.progress import Progress, Say
 from sim.planning.sweeps.screen import screened
 from sim.predict import predict_setting
 from sim.result.figures import fits
-from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.steady.rounds import confirmed, shortens
@@ -88,10 +87,9 @@ def _fitting(plan: Plan, setting: Setting) -> Setting | None:
 
 def _predicted(setting: Setting) -> float:
     """As `predict` says it; of many ops within 0.05 % (`sim.steady.rounds`)."""
-    quiet = msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, output=Output()))
-    if not shortens(quiet):
+    if not shortens(setting):
         return predict_setting(setting, detail=False).step_time_s
-    step = confirmed(quiet)
+    step = confirmed(setting.quiet)
     return step + output_seconds(setting, pricer_for(setting), step, [])
 
 

@@ -19,7 +19,6 @@ from sim.plan import Plan
 from sim.planning.explain.scaled import Scaled
 from sim.planning.explain.sensitivity import Sensitivity, Study
 from sim.program import Program
-from sim.sections import Output
 from sim.setting.bind import Setting
 from sim.steady.detail import STEPS
 from sim.steady.periods import evened, kinds, mean_step, over_period
@@ -47,11 +46,12 @@ class Studied:
     """All of them. `step` is their mean with output, in seconds."""
 
     def __init__(self, setting: Setting) -> None:
-        plan = msgspec.structs.replace(setting.plan, output=Output())
-        self._setting = msgspec.structs.replace(setting, plan=plan)
+        self._setting = setting.quiet
         rounds = told_by(self._setting)
         self._kinds = [Part(share, _study(self._setting, count)) for count, share in rounds]
-        self._kinds += [Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(plan) if not rounds]
+        self._kinds += [
+            Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(self._setting.plan) if not rounds
+        ]
         self._by_rounds, self._shortens, self._confirmed = bool(rounds), shortens(self._setting), 0.0
         self._fed: Study | None = None
         self._untraced: dict[Study, float] = {}

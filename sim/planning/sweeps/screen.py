@@ -9,13 +9,10 @@ interleaved pipeline share a slow NIC. What logging and checkpoints add is left 
 
 from __future__ import annotations
 
-import msgspec
-
-from sim.sections import Output
 from sim.setting.bind import Setting
 from sim.steady.rounds import step_of
 
 
 def screened(setting: Setting) -> float:
     """Seconds of a step without output. Raises `BadInput` and its kinds."""
-    return step_of(msgspec.structs.replace(setting, plan=msgspec.structs.replace(setting.plan, output=Output())), coarse=True)
+    return step_of(setting.quiet, coarse=True)

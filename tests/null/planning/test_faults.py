@@ -162,7 +162,7 @@ def test_many_micro_batches_are_told_by_few(monkeypatch: pytest.MonkeyPatch) -> 
     """Rounds of a pipeline's micro-batches are alike on a broken machine, too; where they are not, all are simulated."""
     model = {"base": "llama3-8b", "layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 4096, "vocab": 50304}
     plan = {"model": model, "framework": "megatron-core", "seq_len": 4096, "batch": {"global": 72, "micro": 1}}
-    plan |= {"parallel": {"dp_shard": 2, "zero": 1, "tp": 2, "pp": 4, "placement": "tp,dp,cp,pp"}}
+    plan |= {"parallel": {"dp_shard": 2, "zero": 1, "tp": 2, "pp": 4, "placement": "tp,dp,cp,pp"}, "output": {"log_every": 1}}
     tried = ("slow=r15:0.8", "fail=nvswitch:n0/1")
     monkeypatch.setattr(sim.steady.detail, "OPS_QUICK", 1000)
     assert module._rounds(bind(plan, "2x dgx-h100"), None)
