@@ -44,10 +44,11 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
     return msgspec.structs.replace(job, crossings=tuple(_crossing(network, stage) for stage in layout(network, plan)))
 
 
-def _crossing(network: Network, stage: Blocks) -> int:
-    """What the stage's first block reads: maps of pictures get smaller, and deeper, on the way."""
+def _crossing(network: Network, stage: Blocks) -> tuple[int, int]:
+    """What the stage's first block reads, and its gradients: maps of pictures get smaller, and deeper, on the way."""
     block = stage[0][1]
-    return (block.saved_input or network.boundary) + block.beside
+    back = (block.saved_input or network.boundary) + block.beside
+    return back + block.chosen, back
 
 
 def refuse(job: Job) -> None:

@@ -45,8 +45,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one gradient element on the wire."""
     act: str
     """dtype of activations."""
-    crossings: tuple[int, ...] = ()
-    """Bytes that go into each stage of a pipeline for one micro-batch, and come back as gradients."""
+    crossings: tuple[tuple[int, int], ...] = ()
+    """Bytes that go into each stage of a pipeline for one micro-batch, and that come back as gradients."""
 
     def size(self, axis: str) -> int:
         return self.mesh.size(axis)

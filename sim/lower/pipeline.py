@@ -167,7 +167,8 @@ def _peer(job: Job, stage: int, kind: Kind) -> int:
 
 def _size(job: Job, stage: int, kind: Kind) -> int:
     """Bytes of the message on all ranks of tp that send a slice of it."""
-    return job.crossings[stage + (kind in ("SEND_F", "RECV_B"))]
+    into, back = job.crossings[stage + (kind in ("SEND_F", "RECV_B"))]
+    return into if kind.endswith("F") else back
 
 
 def _op(job: Job, stage: int, kind: Kind) -> Op:

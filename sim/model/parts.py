@@ -167,6 +167,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Bytes of the block's input: all that full recomputation keeps."""
     beside: int = 0
     """Bytes of earlier results that it reads beside its input (an encoder's, in each layer of the decoder): pipelines hand them on."""
+    chosen: int = 0
+    """Bytes of numbers that it reads so (sparse attention's choice of keys): they have no gradient that a pipeline would hand back."""
 
     @cached_property
     def params(self) -> int:
@@ -192,7 +194,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """("embed", ...), ("L0", ...), ("L1", ...), ("head", ...)."""
     boundary: int
     """Bytes that a pipeline stage sends to the next for one micro-batch on this rank, unless its first block says what it reads
-    (`Block.saved_input`, `Block.beside`)."""
+    (`Block.saved_input`, `Block.beside`, `Block.chosen`)."""
     parameters: int
     """Of the whole model, all ranks together, shared tensors once."""
     active_parameters: int

@@ -38,7 +38,7 @@ def blocks_of(spec: Decoder, shape: Shape, framework: Framework, attention: str,
         key = kind_of(spec, index)
         if key not in made:
             parts = tuple(_layer(spec, share, *key, seen))
-            made[key] = Block(kind="layer", parts=parts, saved_input=stream, beside=_choice(spec, share) if key[0].endswith("I") else 0)
+            made[key] = Block(kind="layer", parts=parts, saved_input=stream, chosen=_choice(spec, share) if key[0].endswith("I") else 0)
         layers.append((f"L{index}", made[key]))
     first = Block(kind="embed", parts=tuple(_embed(spec, share)))
     last = Block(kind="head", parts=tuple(_head(spec, share)), saved_input=stream)

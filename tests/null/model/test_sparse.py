@@ -162,18 +162,18 @@ def test_layers_take_over_the_choice_of_one_before() -> None:
     assert [kind_of(model, at)[0] for at in (2, 3, 5, 6)] == ["dense", "moeI", "moeI", "moe"]
     two, three = (_layer(_spec(every=3), name) for name in ("L0", "L1"))
     assert any("index" in part.name for part in two.parts) and not any("index" in part.name for part in three.parts)
-    assert (two.beside, three.beside) == (0, 4 * 2 * SEQ * TOP)
+    assert (two.chosen, three.chosen) == (0, 4 * 2 * SEQ * TOP)
 
 
 def test_a_pipeline_hands_the_choice_on() -> None:
-    """Between stages 1 and 2 only: the third layer takes the choice of the second stage's."""
+    """Between stages 1 and 2 only: the third layer takes the choice of the second stage's. Numbers have no gradient."""
     plan = PLAN | {"model": MODEL | {"mla": MODEL["mla"] | {"index": {"heads": 4, "dim": 64, "top_k": TOP, "every": 2}}}}
     sizes = []
     for pp in (2, 4):
         program = _lowered(bind(load_plan(plan | {"parallel": {"pp": pp}}), "dgx-h100"))
-        sizes.append({op.bytes for segment in program.segments.values() for op in segment if op.kind == "send"})
+        sizes.append({(op.id[1:], op.bytes) for segment in program.segments.values() for op in segment if op.kind == "send"})
     stream, numbers = 2 * SEQ * 256, 4 * SEQ * TOP
-    assert sizes == [{stream}, {stream, stream + numbers}]
+    assert sizes == [{("SEND_F", stream), ("SEND_B", stream)}, {("SEND_F", stream), ("SEND_B", stream), ("SEND_F", stream + numbers)}]
 
 
 def test_multi_token_prediction_chooses_by_itself() -> None:
