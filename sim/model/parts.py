@@ -90,9 +90,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     seam: Seam = ""
     """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel), and what each rank finds
     of its gradient is reduced; tp.spread: gathered, too, but each rank finds all of the gradient, and keeps its own part; tp.copy: all ranks have
-    its input, and only the gradient is reduced; tp.reduce: after it, its output is reduced (row-parallel); tp.sum: after it,
-    numbers of all tokens that need no gradient are summed; tp.columns: before it, the columns of
-    its input are gathered, of all tokens; ep.dispatch / ep.combine: token exchange BEFORE / AFTER this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss;
+    its input, and only the gradient is reduced; tp.reduce: after it, its output is reduced (row-parallel); tp.sum: after it, numbers of all
+    tokens that need no gradient are summed; tp.columns: before it, the columns of its input are gathered, of all tokens; ep.dispatch / ep.combine: token exchange BEFORE / AFTER this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss;
     tp.embedding: vocabulary-parallel lookup; dp.features: before this part, features of all samples are gathered;
     dp.ring: the part is run on each other rank's features, which come in turn."""
     seam_bytes: int = 0

@@ -29,8 +29,7 @@ def core(
 ) -> Part:
     """softmax(Q K^T) V. Under context parallelism this rank's queries meet all keys; `mask`: an additive mask (BERT);
     `scale`: scores are divided by the root of the head's size (T5 does without); `capped`: a tanh bounds them; `chosen`: keys that
-    each query picks (fused alone). `reread`: bytes of an element of the
-    result that what reads it keeps; None: a trained linear reads it.
+    each query picks (fused alone). `reread`: bytes of an element of the result that what reads it keeps; None: a trained linear reads it.
 
     A fused kernel takes each document of a packed sequence for a sequence of its own; scores that are written out are whole squares with a mask.
     Ranks of cp share each document (TransformerEngine's thd; whole documents on a rank, as all_gather may have them, are as many pairs).

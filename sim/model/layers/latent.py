@@ -22,8 +22,7 @@ def latent(
 
     The bottlenecks are whole on every tp rank (they are narrow). Megatron's ranks send their own rows through them and gather what comes out.
     DTensor's gather the input and all do the same: only the gradients of what the up-projections read are summed (torchtitan,
-    models/deepseek_v3/infra/parallelize.py: NoParallel). `rotated`: the rotary columns are
-    turned (Kimi Linear's are not). `reread`: as in `core`.
+    models/deepseek_v3/infra/parallelize.py: NoParallel). `rotated`: the rotary columns are turned (Kimi Linear's are not). `reread`: as in `core`.
     """
     local = split_heads(share, heads, heads, mla.nope + mla.rope, mla.value)
     keys = linear(

@@ -71,37 +71,27 @@ def _scores(share: Share, heads: int, d: int, chosen: int = 0) -> Scores:
 
 def _absorbed(share: Share, local: Heads, mla: Mla) -> Part:
     """Each head's queries through its up-projection of keys. The weights are those of values, too, whose gradient is here before this one."""
-    sizes, rows, dtype = (mla.nope + mla.value) * local.q, share.rows, share.core
-    return Part(
-        name="attn.kv_up",
-        forward=(Gemm(rows, mla.kv_lora, mla.nope, dtype, local.q),),
-        backward=(Gemm(rows, mla.nope, mla.kv_lora, dtype, local.q, "dgrad"),),
-        wgrad=_weights(share, mla.kv_lora, mla.nope, local.q),
-        cls="gemm",
-        tensors=(sizes * mla.kv_lora,),
-        matrices=((sizes, mla.kv_lora),),
-        saved=rows * local.q * mla.nope * share.e,
-    )
+    sizes = (mla.nope + mla.value) * local.q
+    part = _by_head(share, "attn.kv_up", local.q, mla.nope, mla.kv_lora)
+    return replace(part, tensors=(sizes * mla.kv_lora,), matrices=((sizes, mla.kv_lora),))
 
 
 def _values(share: Share, local: Heads, mla: Mla) -> Part:
     """What each head made of latents, through its up-projection of values."""
-    rows, dtype = share.rows, share.core
+    return replace(_by_head(share, "attn.value_up", local.q, mla.kv_lora, mla.value), modules=0)
+
+
+def _by_head(share: Share, name: str, heads: int, read: int, made: int) -> Part:
+    """A product of each head's `read` columns with weights of its own, which gives `made`."""
+    rows, dtype, habits = share.rows, share.core, share.framework
     return Part(
-        name="attn.value_up",
-        forward=(Gemm(rows, mla.value, mla.kv_lora, dtype, local.q),),
-        backward=(Gemm(rows, mla.kv_lora, mla.value, dtype, local.q, "dgrad"),),
-        wgrad=_weights(share, mla.value, mla.kv_lora, local.q),
+        name=name,
+        forward=(Gemm(rows, made, read, dtype, heads),),
+        backward=(Gemm(rows, read, made, dtype, heads, "dgrad"),),
+        wgrad=(Gemm(made, read, rows, dtype, heads, "wgrad", habits.linears.accumulates, 1, habits.precision.grad_dtype),),
         cls="gemm",
-        saved=rows * local.q * mla.kv_lora * share.e,
-        modules=0,
+        saved=rows * heads * read * share.e,
     )
-
-
-def _weights(share: Share, m: int, n: int, heads: int) -> tuple[Work, ...]:
-    """Gradients of each head's weights."""
-    habits = share.framework
-    return (Gemm(m, n, share.rows, share.core, heads, "wgrad", habits.linears.accumulates, 1, habits.precision.grad_dtype),)
 
 
 def _join(share: Share, wide: Heads) -> Part:
