@@ -224,8 +224,9 @@ def _table(
     quiet = setting.plan.quiet
     held = clock_under_load(setting, calibration)
     usual = pricer_for(setting, calibration, clock=held)
-    program = program_for(setting, STEPS, quiet)
-    if not shortens(setting):
+    if short := shortens(setting):
+        program = program_for(setting, STEPS, quiet)
+    else:
         program = until_settled(partial(steps_of, setting, quiet, usual, False), STEPS).program
     seconds = []
     for factor in compute:
@@ -233,9 +234,11 @@ def _table(
         # Its kernel costs serve every link factor.
         pricer = pricer_for(setting, calibration, slower=factor / clock / load, board=1.0 / clock if boards else None, clock=held)
         pricer = Uneven(pricer, partial(_same, load)) if lengths else pricer
-        seconds.append([_step(setting, program, pricer if at == 1.0 else SlowLink(pricer, at, setting)) for at in link])
+        seconds.append(
+            [_step(setting, program, pricer if at == 1.0 else SlowLink(pricer, at, setting), short and at == 1.0) for at in link]
+        )
     table = _Table(compute, link, seconds)
-    return table, _step(setting, program, usual) if boards else table.at(1.0, 1.0)
+    return table, _step(setting, program, usual, short) if boards else table.at(1.0, 1.0)
 
 
 def _same(load: float, _: int) -> float:
@@ -255,11 +258,11 @@ def _grid(values: list[float], points: int) -> list[float]:
     return sorted({1.0, *(low + (high - low) * i / (points - 1) for i in range(points))})
 
 
-def _step(setting: Setting, program: Program, pricer: Pricer) -> float:
-    """Without output; of many ops within 0.05 % (`sim.steady.rounds`)."""
+def _step(setting: Setting, program: Program, pricer: Pricer, short: bool) -> float:
+    """Without output; `short`: of many ops, within 0.05 % (`sim.steady.rounds`)."""
     if varies(setting.plan):
         return mean_step(setting, pricer, program.steps).total
-    if shortens(setting) and not isinstance(pricer, SlowLink):
+    if short:
         return confirmed(setting.quiet, pricer)
     step = metrics.step_time(played(setting, program, pricer))
     return step if settled(program, pricer, step) else max(step, host_seconds(program, pricer), loader_seconds(program, pricer))

@@ -9,6 +9,7 @@ checkpoints add is no resource's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -48,11 +49,11 @@ class Studied:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting.quiet
         rounds = told_by(self._setting)
-        self._kinds = [Part(share, _study(self._setting, count)) for count, share in rounds]
-        self._kinds += [
-            Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(self._setting.plan) if not rounds
-        ]
-        self._by_rounds, self._shortens, self._confirmed = bool(rounds), shortens(self._setting), 0.0
+        if rounds:
+            self._kinds = [Part(share, _study(self._setting, count)) for count, share in rounds]
+        else:
+            self._kinds = [Part(share, _study(msgspec.structs.replace(setting, plan=one))) for one, share in _sorts(self._setting.plan)]
+        self._by_rounds, self._shortens = bool(rounds), shortens(self._setting)
         self._fed: Study | None = None
         self._untraced: dict[Study, float] = {}
         self.first = self._kinds[0].study
@@ -77,9 +78,9 @@ class Studied:
 
     def _on_path(self) -> tuple[Part, ...]:
         """Those that what binds a mean step is found in."""
-        studies = [study for _, study in self._kinds]
         if self._by_rounds:
             return tuple(self._kinds)
+        studies = [study for _, study in self._kinds]
         times = [study.step for study in studies]
         weights = evened(self._setting, self.first.pricer, times, lambda one: self._stocked(one).step).weights
         if not weights:
@@ -92,12 +93,16 @@ class Studied:
         self._fed = self._fed or _study(setting)
         return self._fed
 
+    @cached_property
+    def _confirmed(self) -> float:
+        """Of a step of many micro-batches, what the engine without a trace says at the study's own prices."""
+        return confirmed(self._setting, self.first.pricer)
+
     def _mean(self, priced: Callable[[Study], Pricer]) -> float:
         """Seconds of a mean step at other prices, with output; by the engine that only says when steps end, as the share that it finds of the step
         at the study's own: what both say may differ by a percent (`sim.engine.condense`), more than some resources bring. Where a round of micro-batches
         takes less another may be what binds it, and come to its pace later."""
         if self._shortens:
-            self._confirmed = self._confirmed or confirmed(self._setting, self.first.pricer)
             return (self.step - self.output) * confirmed(self._setting, priced(self.first)) / self._confirmed + self.output
 
         def again(study: Study) -> float:
@@ -153,4 +158,4 @@ def _sorts(plan: Plan) -> tuple[tuple[Plan, float], ...]:
 
 def _study(setting: Setting, count: int = 0) -> Study:
     """A settled step; `count`: of so many micro-batches, where these are not the plan's."""
-    return until_settled(lambda steps: Study(setting, steps, (count,) * steps * (count > 0)), STEPS)
+    return until_settled(lambda steps: Study(setting, steps, (count,) * steps if count else ()), STEPS)
