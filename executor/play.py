@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from executor.players.player import Beside, Player, now
-from executor.ranks.launch import STALL, launch
+from executor.ranks.launch import QUEUES, STALL, launch
 from executor.ranks.world import World, set_precision
 from executor.repeats import together
 from sim.lower.checks.verify import verify
@@ -32,11 +32,6 @@ FILE = 8 << 20
 WATCHED = 4
 """Passes on CUDA, after those whose steps are timed, that have events around every op: spans come from one of them. The first of a rank alone
 tells how long ops are where none waits for the host, and takes longest."""
-
-QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Lanes and communicators are a dozen streams and more. Of CUDA's own 8 queues to the device some would be shared, and what stands in one
-behind a stream that waits for another rank waits too, though that rank may be waiting for it (CUDA C++ Programming Guide, environment
-variables)."""
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from executor.periods import trained
 from executor.play import PlayResult, run_play
 from executor.possible import check_runs, without_stock
 from executor.probe import completed, probe
-from executor.ranks.environment import hosts, leads
+from executor.ranks.environment import hosts, leads, own_gpu, place
 from executor.stock import StockResult, run_stock
 from sim.align import Comparison, Measured, align_by_class, align_by_id, guilty, step_of
 from sim.cost.calibration import Calibration, load_calibration
@@ -238,9 +238,19 @@ def bucket_bytes(program: Program, step: int) -> list[int]:
 
 
 def machines() -> str:
-    """The machine that this run is on: this one, as often as a launcher started ranks on hosts like it."""
-    count = hosts()
-    return "this-machine" if count == 1 else f"{count}x this-machine"
+    """The machine that this run is on: this one, or of several hosts like it as many ranks of each as a launcher started there. Raises `BadInput`
+    where each rank sees no GPU but its own: nobody then sees what joins them."""
+    at = place()
+    if at is None or at.local_world == at.world:
+        machine = "this-machine"
+    else:
+        machine = f"{hosts()}x this-machine:{at.local_world}"
+    if at is not None and own_gpu(at):
+        raise BadInput(
+            f"{at.launcher} shows each of the {at.local_world} ranks of this host one GPU alone, and so does not show how they are joined: "
+            f"start ranks that see all of them (srun --gpus-per-node {at.local_world}), each takes its own"
+        )
+    return machine
 
 
 def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -> dict[str, Any]:

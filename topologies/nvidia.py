@@ -13,7 +13,7 @@ import subprocess
 
 from topologies.devices import gpu, shelf
 from topologies.errors import BadInput
-from topologies.thismachine import generation
+from topologies.thismachine import TCP, nearest_cpu
 
 _PATIENCE = 20.0
 _ALONE = "GPU0\nGPU0 X\n"
@@ -39,12 +39,21 @@ def document() -> dict[str, object] | None:
     found = read_text(matrix, "this-machine", keys[0])
     # Both lists count devices by bus id. A computer with two kinds of them names each.
     mixed = {"gpus": {f"gpu{place}": key for place, key in enumerate(keys)}} if len(set(keys)) > 1 else {}
-    return {**found.document, **mixed, "cpu": _own(found.document.get("cpu")), "name": "this-machine", "source": "nvidia-smi"}
+    own = _with_nic(found.document)
+    return {**own, **mixed, "cpu": _own(own.get("cpu")), "name": "this-machine", "source": "nvidia-smi"}
+
+
+def _with_nic(document: dict[str, object]) -> dict[str, object]:
+    """With the NIC that every host has, where the matrix shows none (it lists those of InfiniBand and RoCE alone): hosts are then joined."""
+    tree = document.get("tree")
+    if "nics" in document or "nic" in document or not isinstance(tree, dict):
+        return document
+    return {**document, "tree": {**tree, "socket0": [*tree.get("socket0", []), "nic0"]}, "nic": TCP}
 
 
 def _own(cpu: object) -> object:
     """The CPU that the operating system names, in place of the one that stands in a matrix which names none: host times are by its generation."""
-    base = generation()
+    base = nearest_cpu()
     if not base:
         return cpu
     own = {key: value for key, value in cpu.items() if key != "pcie"} if isinstance(cpu, dict) else {}

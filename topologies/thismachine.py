@@ -11,6 +11,8 @@ import platform
 import re
 from pathlib import Path
 
+TCP = {"name": "ethernet", "rate": "10 Gbit/s", "latency": "15 us", "source": "assumed: TCP through the kernel on 10G Ethernet"}
+"""The NIC of a host of which nothing better is known."""
 RANKS = 64
 """Processes that a CPU host takes at most: beyond the cores they only take turns."""
 
@@ -40,7 +42,7 @@ def _cpuinfo() -> str:
         return ""
 
 
-def generation() -> str:
+def nearest_cpu() -> str:
     """The catalog's CPU of this machine's generation, whose single threads are about as fast; "" where the system does not tell."""
     from topologies.readers.pci import cpu_by_id
 
@@ -70,5 +72,5 @@ def document() -> dict[str, object]:
         "sockets": sockets,
         "cpu": cpu,
         "tree": {"socket0": ["nic0"]} | {f"socket{i}": [] for i in range(1, sockets)},
-        "nic": {"name": "loopback", "rate": "10 Gbit/s", "latency": "15 us", "source": "assumed: TCP through the kernel on 10G Ethernet"},
+        "nic": TCP,
     }

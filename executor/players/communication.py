@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from executor.arena import Arena
+from executor.ranks.world import World
 from sim.mesh import peer_of
 from sim.program import MEETING, MESSAGE, Op, Program
 from topologies.errors import BadInput
@@ -64,7 +65,7 @@ def _register() -> None:
     dist.Backend.register_backend(ORDERED, group, devices=["cpu", "cuda"])
 
 
-def make_groups(program: Program, rank: int, apart: bool = False) -> dict[tuple[str, str], Group]:
+def make_groups(program: Program, world: World, apart: bool = False) -> dict[tuple[str, str], Group]:
     """A process group for each (lane, mesh axis); every rank makes all of them, in the same order. `apart`: messages have one for each `way`,
     and none along the axis."""
     meeting = [op for ops in program.segments.values() for op in ops if op.kind in MEETING]
@@ -72,12 +73,12 @@ def make_groups(program: Program, rank: int, apart: bool = False) -> dict[tuple[
     for lane, axis in sorted({(op.lane if op.kind == "collective" else MESSAGES, op.group) for op in meeting}):
         for ranks in program.mesh.groups(axis):
             alone = len(ranks) == 1 or (apart and lane == MESSAGES)
-            group = None if alone else dist.new_group(list(ranks), backend=None if lane == MESSAGES else _in_order())
-            if rank in ranks:
+            group = None if alone else world.group(ranks, None if lane == MESSAGES else _in_order())
+            if world.rank in ranks:
                 found[lane, axis] = (group, ranks)
     for axis, source, target in pairs(program) if apart else ():
-        group = dist.new_group([source, target])
-        if rank in (source, target):
+        group = world.group((source, target))
+        if world.rank in (source, target):
             found[way(source, target), axis] = (group, (source, target))
     return found
 
@@ -151,17 +152,19 @@ def _collective(
 ) -> Callable[[], dist.Work | None]:
     count = len(ranks)
     part = whole[: whole.numel() // count]
+    # Means, where the backend knows them: sums would grow with every pass until the products that read this memory draw another power.
+    sums = dist.ReduceOp.AVG if "nccl" in dist.get_backend(handle) else dist.ReduceOp.SUM
     calls: dict[str, Callable[[], dist.Work | None]] = {
-        "all_reduce": lambda: dist.all_reduce(whole, group=handle, async_op=True),
+        "all_reduce": lambda: dist.all_reduce(whole, sums, group=handle, async_op=True),
         "broadcast": lambda: dist.broadcast(whole, ranks[0], group=handle, async_op=True),
-        "reduce": lambda: dist.reduce(whole, ranks[0], group=handle, async_op=True),
+        "reduce": lambda: dist.reduce(whole, ranks[0], sums, group=handle, async_op=True),
         "barrier": lambda: dist.barrier(group=handle, async_op=True),
     }
     if op.name in ("all_gather", "reduce_scatter", "all_to_all"):
         other = arena.recent(whole.numel() if op.name == "all_to_all" else part.numel())
         calls |= {
             "all_gather": lambda: all_gather(whole, other, group=handle, async_op=True),
-            "reduce_scatter": lambda: reduce_scatter(other, whole, group=handle, async_op=True),
+            "reduce_scatter": lambda: reduce_scatter(other, whole, sums, group=handle, async_op=True),
             "all_to_all": lambda: dist.all_to_all_single(other, whole, group=handle, async_op=True),
         }
     if op.name not in calls:

@@ -27,7 +27,7 @@ class InlinePlayer(Player):
     def __init__(self, world: World, program: Program, crossing: Crossing, seconds: Callable[[Op], float], file: Path) -> None:
         self._world, self._crossing = world, crossing
         self._lanes = make_lanes(program, world.rank)
-        self._groups = groups = make_groups(program, world.rank)
+        self._groups = groups = make_groups(program, world)
         self._arena = arena = of_cpu(world.device, world.local_size)
         self._flags: Kept[Flag] = Kept(crossing)
         self._tags: Counter[tuple[str, str, int]] = Counter()

@@ -88,7 +88,7 @@ class StreamPlayer(Player):
         through with the op before: what the player does between two of them is the next one's."""
         self._lengths: list[float | None] | None = None
         """Of each op the device seconds where nothing waits for the host; None: no such pass has been made."""
-        groups = make_groups(program, world.rank, apart=world.kind == "cuda")
+        groups = make_groups(program, world, apart=world.kind == "cuda")
         refuse_aliases({op.lane for _, op in program.ops(world.rank, HOST)} - {HOST}, groups)
         connect(program, groups, world.rank, world.device)
         arena = of_gpu(world.device, free_memory(world.device) // (world.local_size if world.shared else 1), 2 << 30)

@@ -23,7 +23,7 @@ def collectives(bench: Bench) -> None:
     """Every collective over 2, 4 ... all ranks; processor seconds count the communication's own threads too."""
     sizes = _BYTES[::2] if bench.quick else _BYTES
     for count in group_sizes(bench.world.size):
-        groups = [dist.new_group(list(range(first, first + count))) for first in range(0, bench.world.size - count + 1, count)]
+        groups = [bench.world.group(range(first, first + count)) for first in range(0, bench.world.size - count + 1, count)]
         mine = bench.world.rank // count
         group = groups[mine] if mine < len(groups) else None
         wake(bench.world.device)  # NCCL has taken seconds to connect, in which a GPU's clocks fall
@@ -155,18 +155,18 @@ def _on_device(bench: Bench, call: Callable[[], object], n: int) -> list[float]:
 
 
 def messages(bench: Bench) -> None:
-    """One way between neighbours: half a round trip."""
+    """One way between neighbours: half a round trip. Of ranks that share a GPU by way of host memory: gloo sends nothing else."""
     rank, size = bench.world.rank, bench.world.size
     if size < 2:
         return
     bench.phase("send and receive")
     peer = rank ^ 1
-    pairs = [dist.new_group([first, first + 1]) for first in range(0, size - 1, 2)]
+    pairs = [bench.world.group((first, first + 1)) for first in range(0, size - 1, 2)]
     wake(bench.world.device)
     for count in _BYTES[::2] if bench.quick else _BYTES:
         if peer >= size:
             continue
-        buffer = torch.full((count // 4,), 1e-3, device=bench.world.device)
+        buffer = torch.full((count // 4,), 1e-3, device="cpu" if bench.world.shared else bench.world.device)
 
         def trip(buffer: torch.Tensor = buffer) -> None:
             if rank % 2 == 0:

@@ -31,7 +31,7 @@ class Many(nn.Module):
 def ddp(bench: Bench) -> None:
     """What DistributedDataParallel adds on the host, per step, bucket and parameter, in groups of one rank (no messages)."""
     bench.phase("DDP on the host")
-    groups = [dist.new_group([rank]) for rank in range(bench.world.size)]
+    groups = [bench.world.group([rank]) for rank in range(bench.world.size)]
     alone = groups[bench.world.rank]
     x, sent = torch.ones(1024, device=bench.world.device), torch.ones(1024, device=bench.world.device)
 

@@ -1,4 +1,4 @@
-"""Who am I: rank and world from what torchrun, SLURM or MPI put into the environment, and the cores that this process may use.
+"""Who am I: rank and world from what torchrun, SLURM or MPI put into the environment, and whether ranks share a GPU.
 
 Sources: PyTorch docs `torchrun (Elastic Launch)`, section Environment Variables; SLURM `srun` man page, section OUTPUT
 ENVIRONMENT VARIABLES; Open MPI FAQ "environmental variables that Open MPI sets"; MPICH / Intel MPI's PMI variables.
@@ -16,7 +16,7 @@ import msgspec
 from topologies.errors import BadInput
 
 
-class Place(msgspec.Struct, frozen=True):
+class Process(msgspec.Struct, frozen=True):
     """One process among all of a run."""
 
     rank: int
@@ -41,7 +41,7 @@ ON_GPUS = "STEPTWIN_ON_GPUS"
 
 
 @contextmanager
-def _said(name: str) -> Iterator[None]:
+def _set_for_children(name: str) -> Iterator[None]:
     """Ranks that are started inside find the variable set."""
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -56,15 +56,15 @@ def _said(name: str) -> Iterator[None]:
 
 def sharing() -> AbstractContextManager[None]:
     """Ranks that are started inside share one GPU."""
-    return _said(SHARED)
+    return _set_for_children(SHARED)
 
 
 def on_gpus() -> AbstractContextManager[None]:
     """Ranks that are started inside compute on GPUs or not at all."""
-    return _said(ON_GPUS)
+    return _set_for_children(ON_GPUS)
 
 
-def own_gpu(at: Place, variables: Mapping[str, str] = os.environ) -> bool:
+def own_gpu(at: Process, variables: Mapping[str, str] = os.environ) -> bool:
     """The launcher shows each of several ranks of a host one GPU and no other, as `srun --gpus-per-task 1` does."""
     seen = [one for one in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
     return at.local_world > 1 and at.launcher != "steptwin" and len(seen) == 1
@@ -82,9 +82,12 @@ def hosts() -> int:
     return -(-at.world // at.local_world) if at is not None else 1
 
 
-def place(variables: Mapping[str, str] = os.environ) -> Place | None:
-    """This process's place, or None when no launcher started it. Raises `BadInput` for variables that contradict each other."""
-    for read in (_torchrun, _slurm, _openmpi, _pmi):
+def place(variables: Mapping[str, str] = os.environ) -> Process | None:
+    """This process's place, or None when no launcher started it. Raises `BadInput` for variables that contradict each other.
+
+    MPI is asked before SLURM: its daemons are steps of SLURM's, and what they start inherits the step's variables.
+    """
+    for read in (_torchrun, _openmpi, _pmi, _slurm):
         found = read(variables)
         if found is not None:
             if not 0 <= found.rank < found.world or not 0 <= found.local_rank < found.local_world:
@@ -106,13 +109,13 @@ def _number(variables: Mapping[str, str], name: str, default: int | None = None)
         raise BadInput(f"environment variable {name} = {text!r} is no whole number") from None
 
 
-def _torchrun(v: Mapping[str, str]) -> Place | None:
+def _torchrun(v: Mapping[str, str]) -> Process | None:
     if "RANK" not in v or "WORLD_SIZE" not in v:
         return None
     world = _number(v, "WORLD_SIZE")
     rank = _number(v, "RANK")
-    local = _number(v, "LOCAL_WORLD_SIZE", world)
-    return Place(
+    local = _number(v, "LOCAL_WORLD_SIZE", min(world, _tasks_of_slurm(v) or world))
+    return Process(
         rank,
         world,
         _number(v, "LOCAL_RANK", rank % local),
@@ -123,7 +126,12 @@ def _torchrun(v: Mapping[str, str]) -> Place | None:
     )
 
 
-def _slurm(v: Mapping[str, str]) -> Place | None:
+def _tasks_of_slurm(v: Mapping[str, str]) -> int:
+    """Ranks of an srun step on each host, for scripts that export RANK and WORLD_SIZE from its variables and no LOCAL_WORLD_SIZE; 0: no such step."""
+    return _number(v, "SLURM_STEP_TASKS_PER_NODE", 0) if _number(v, "SLURM_STEP_NUM_TASKS", 0) == _number(v, "WORLD_SIZE", -1) else 0
+
+
+def _slurm(v: Mapping[str, str]) -> Process | None:
     # A batch script has SLURM_PROCID too; only steps started by srun have SLURM_STEP_NUM_TASKS above one.
     if "SLURM_PROCID" not in v or _number(v, "SLURM_STEP_NUM_TASKS", 1) < 2:
         return None
@@ -132,10 +140,10 @@ def _slurm(v: Mapping[str, str]) -> Place | None:
     local = _number(v, "SLURM_STEP_TASKS_PER_NODE", -(-world // nodes))
     address = v.get("MASTER_ADDR") or first_host(v.get("SLURM_STEP_NODELIST", v.get("SLURM_NODELIST", "127.0.0.1")))
     port = _number(v, "MASTER_PORT", _PORT + _number(v, "SLURM_JOB_ID", 0) % 1000)
-    return Place(_number(v, "SLURM_PROCID"), world, _number(v, "SLURM_LOCALID", 0), local, address, port, "slurm")
+    return Process(_number(v, "SLURM_PROCID"), world, _number(v, "SLURM_LOCALID", 0), local, address, port, "slurm")
 
 
-def _openmpi(v: Mapping[str, str]) -> Place | None:
+def _openmpi(v: Mapping[str, str]) -> Process | None:
     if "OMPI_COMM_WORLD_RANK" not in v:
         return None
     world = _number(v, "OMPI_COMM_WORLD_SIZE")
@@ -143,20 +151,22 @@ def _openmpi(v: Mapping[str, str]) -> Place | None:
     return _mpi(v, _number(v, "OMPI_COMM_WORLD_RANK"), world, _number(v, "OMPI_COMM_WORLD_LOCAL_RANK", 0), local, "openmpi")
 
 
-def _pmi(v: Mapping[str, str]) -> Place | None:
+def _pmi(v: Mapping[str, str]) -> Process | None:
     if "PMI_RANK" not in v or "PMI_SIZE" not in v:
         return None
     world, rank = _number(v, "PMI_SIZE"), _number(v, "PMI_RANK")
+    if "MPI_LOCALNRANKS" not in v and "SLURM_PROCID" in v:  # srun --mpi=pmi2: SLURM sets them for every step, a shell's of one task too
+        return None
     local = _number(v, "MPI_LOCALNRANKS", world)
     return _mpi(v, rank, world, _number(v, "MPI_LOCALRANKID", rank % local), local, "pmi")
 
 
-def _mpi(v: Mapping[str, str], rank: int, world: int, local_rank: int, local: int, launcher: str) -> Place:
+def _mpi(v: Mapping[str, str], rank: int, world: int, local_rank: int, local: int, launcher: str) -> Process:
     if local < world and "MASTER_ADDR" not in v:
         raise BadInput(
             f"{launcher} started {world} ranks on several hosts: export MASTER_ADDR (the host of rank 0) and MASTER_PORT to all of them"
         )
-    return Place(rank, world, local_rank, local, v.get("MASTER_ADDR", "127.0.0.1"), _number(v, "MASTER_PORT", _PORT), launcher)
+    return Process(rank, world, local_rank, local, v.get("MASTER_ADDR", "127.0.0.1"), _number(v, "MASTER_PORT", _PORT), launcher)
 
 
 def first_host(nodes: str) -> str:

@@ -27,7 +27,7 @@ import msgspec
 import executor
 from executor.ranks.alone import alone_in
 from executor.ranks.beat import Beat
-from executor.ranks.environment import Place, place
+from executor.ranks.environment import Process, place
 from executor.ranks.spare import spare
 from executor.ranks.worker import Failure, Task, resolve
 from topologies.errors import BadInput, Refused, RunFailed
@@ -41,6 +41,11 @@ _LEAVING = 15.0
 """Seconds that ranks have to end, once all have left whole results: a profiler or NCCL that hangs while it is taken down takes no result away."""
 _GONE = 2.0
 """Seconds that killed processes have to go; where nobody collects orphans, as in some containers, they stay for ever, dead."""
+
+QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""For the player, whose lanes and communicators are a dozen streams and more. Of CUDA's own 8 queues to the device some would be shared, and what
+stands in one behind a stream that waits for another rank waits too, though that rank may be waiting for it (CUDA C++ Programming Guide,
+environment variables). A rank that a launcher started probes and trains in the process that plays."""
 
 T = TypeVar("T")
 
@@ -79,8 +84,8 @@ def launch(
     """
     at = place()
     if at is not None:
-        for name, value in (variables or {}).items():
-            os.environ.setdefault(name, value)  # read when CUDA begins: too late where this process has used it
+        for name, value in (QUEUES | dict(variables or {})).items():
+            os.environ.setdefault(name, value)  # before CUDA begins, with the first of this process's runs
         return _in_place(at, function, argument, ranks, folder, result, stall)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
@@ -260,7 +265,7 @@ def partial_steps(folder: Path) -> dict[int, list[float]]:
     return {int(path.stem[4:]): Beat(path).step_times() for path in sorted(folder.glob("rank*.beat"))}
 
 
-def _in_place(at: Place, function: str, argument: object, ranks: int, folder: Path, result: type[T], stall: float) -> list[T]:
+def _in_place(at: Process, function: str, argument: object, ranks: int, folder: Path, result: type[T], stall: float) -> list[T]:
     import torch.distributed as dist
 
     from executor.ranks.world import joined
@@ -270,7 +275,13 @@ def _in_place(at: Place, function: str, argument: object, ranks: int, folder: Pa
     folder.mkdir(parents=True, exist_ok=True)
     call, kind = resolve(function)
     argument = msgspec.json.decode(msgspec.json.encode(argument), type=kind)
-    values: list[Any] = [None] * ranks
+    values, tasks = list[Any]([None] * ranks), list[Any]([None] * ranks)
     with joined(at, folder, stall, Beat(folder / f"rank{at.rank}.beat", create=True)) as world:
+        dist.all_gather_object(tasks, function)
+        if other := next((rank for rank in range(ranks) if tasks[rank] != tasks[0]), 0):
+            raise BadInput(
+                f"rank 0 is to run {tasks[0]}, rank {other} {tasks[other]}: their hosts found different calibrations. Put the same file where each "
+                "host looks for it, or remove it from all"
+            )
         dist.all_gather_object(values, msgspec.msgpack.encode(call(world, argument)))
     return [msgspec.msgpack.decode(value, type=result) for value in values]

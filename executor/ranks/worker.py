@@ -14,14 +14,15 @@ import signal
 import sys
 import traceback
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from executor.ranks.beat import Beat
-from executor.ranks.environment import Place
+from executor.ranks.environment import Process
 from executor.ranks.spare import READY, Order
 from topologies.errors import BadInput
 
@@ -104,16 +105,27 @@ def run_rank(task: Task, rank: int, folder: Path) -> None:
         torch.set_num_threads(task.threads)
         function, kind = resolve(task.function)
         argument = msgspec.json.decode(task.argument, type=kind)
-        place = Place(rank, task.ranks, rank, task.ranks, "127.0.0.1", 0, "steptwin")
-        with joined(place, folder, task.stall, beat, folder / "port") as world:
+        place = Process(rank, task.ranks, rank, task.ranks, "127.0.0.1", 0, "steptwin")
+        with joined(place, folder, task.stall, beat, folder / "port") as world, _told(failure):
             value = msgspec.msgpack.encode(function(world, argument))
             beat.phase("writing results")
             _write(folder / f"rank{rank}.result", value)
         failure.with_suffix(_PART).unlink()
     except Exception as error:
-        _tell(failure, msgspec.json.encode(failure_of(error)))
+        if not failure.exists():
+            _tell(failure, msgspec.json.encode(failure_of(error)))
         traceback.print_exc()  # after the failure: a full disk takes no log
         os._exit(1)  # no orderly exit: gloo's and the loaders' threads may hang in a broken group
+
+
+@contextmanager
+def _told(failure: Path) -> Iterator[None]:
+    """What goes wrong inside is written before the process group is taken down, which may hang."""
+    try:
+        yield
+    except Exception as error:
+        _tell(failure, msgspec.json.encode(failure_of(error)))
+        raise
 
 
 _PART = ".failure.part"

@@ -8,13 +8,13 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from executor.needs import needs_torch, unusable
 from executor.ranks.beat import Beat
-from executor.ranks.environment import ON_GPUS, SHARED, Place, own_gpu
+from executor.ranks.environment import ON_GPUS, SHARED, Process, own_gpu
 from topologies.errors import RunFailed
 from topologies.thismachine import cores
 
@@ -38,10 +38,13 @@ plans of `here`: some 4 to 50 MiB)."""
 class World:
     """What a function that runs on every rank is given."""
 
-    def __init__(self, place: Place, folder: Path, stall: float, beat: Beat) -> None:
+    def __init__(self, place: Process, folder: Path, stall: float, beat: Beat) -> None:
         self.rank, self.size, self.local_rank = place.rank, place.world, place.local_rank
         self.one_host, self.local_size = place.local_world == place.world, place.local_world
         self.folder, self.stall, self.beat = folder, stall, beat
+        # Twice the watcher's patience: a rank that hangs is then named by the watcher, not guessed by the one that waits.
+        self.limit = datetime.timedelta(seconds=2 * stall + 5)
+        """How long a rank waits for others, in every process group (torch's own limit for further ones is half an hour)."""
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         self.shared = bool(os.environ.get(SHARED)) and count > 0
         """All ranks of this host have the same GPU."""
@@ -69,6 +72,11 @@ class World:
     def backend(self) -> str:
         """What its collectives on the device run by: nccl, or gloo (a GPU that several ranks share takes no NCCL)."""
         return "nccl" if self.kind == "cuda" and not self.shared else "gloo"
+
+    def group(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup:
+        """A process group of some of the ranks; all ranks make it. `backend`: unsaid, the world's own."""
+        made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=self.limit, backend=backend)
+        return made
 
     def touch_memory(self) -> None:
         """Before steps are timed: a CPU rank writes once to what its heap grows into over dozens of steps. A page's first touch costs up to
@@ -102,7 +110,7 @@ def set_precision(tf32: bool) -> None:
 
 
 @contextmanager
-def joined(place: Place, folder: Path, stall: float, beat: Beat, port_file: Path | None = None) -> Iterator[World]:
+def joined(place: Process, folder: Path, stall: float, beat: Beat, port_file: Path | None = None) -> Iterator[World]:
     """A world whose process group is up; taken down at the end.
 
     Ranks on one machine talk over the loopback interface only. With `port_file`, rank 0 opens its store on a free port
@@ -110,8 +118,7 @@ def joined(place: Place, folder: Path, stall: float, beat: Beat, port_file: Path
     """
     world = World(place, folder, stall, beat)
     beat.phase("joining the process group")
-    # Twice the watcher's patience: a rank that hangs is then named by the watcher, not guessed by the one that waits.
-    limit = datetime.timedelta(seconds=2 * stall + 5)
+    limit = world.limit
     local = place.local_world == place.world
     if local:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -142,7 +149,7 @@ _stores: dict[tuple[str, int], TCPStore] = {}
 """By address and port, of ranks that a launcher started: one process joins several times (probe, then play), at one port."""
 
 
-def _meeting(place: Place, limit: datetime.timedelta, stall: float, port_file: Path | None) -> PrefixStore:
+def _meeting(place: Process, limit: datetime.timedelta, stall: float, port_file: Path | None) -> PrefixStore:
     """Where this process's ranks meet this time: every joining has keys of its own, since those of the one before are still there, and so
     has every attempt of torchrun's."""
     first, port = place.rank == 0, place.port
@@ -161,7 +168,7 @@ def _meeting(place: Place, limit: datetime.timedelta, stall: float, port_file: P
     return PrefixStore(f"steptwin/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_joins)}", store)
 
 
-def _store(place: Place, port: int, limit: datetime.timedelta) -> TCPStore:
+def _store(place: Process, port: int, limit: datetime.timedelta) -> TCPStore:
     """Rank 0's store, where all ranks meet (port 0: a free one). On one host it listens on the address by which it is named, loopback
     unless the launcher says otherwise; the socket that torch would open listens on every address. Raises `RunFailed` for a taken port."""
     try:

@@ -58,9 +58,12 @@ def _mesh(sizes: dict[str, int], world: World) -> DeviceMesh:
     # backend of its own are made one by one.
     own: dict[Any, Any] = {name: NCCL for name, size in sizes.items() if size != world.size} if world.backend == "nccl" else {}
     # Ranks that share a GPU talk through gloo alone: a mesh of "cuda" might make groups of NCCL, which refuses them.
-    return init_device_mesh(
+    mesh = init_device_mesh(
         "cpu" if world.shared else world.kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=own or None
     )
+    for name in sizes:  # torch has no other way to say it (torchtitan/distributed/utils.py does so too)
+        dist.distributed_c10d._set_pg_timeout(world.limit, mesh[name].get_group())
+    return mesh
 
 
 def parallelize(

@@ -42,20 +42,20 @@ def calibration_of(case: Case, site: Site) -> Path:
 
     Raises `RunFailed` where the machine, or so many ranks, could not be probed.
     """
-    if why := site.unprobed or site.unmet.get(case.plan.world):
+    # Ranks that share a GPU talk through gloo, as many as they are through NCCL.
+    path = site.folder / f"calibration-{case.plan.world}{'-shared' if case.where == 'shared' and site.device == 'cuda' else ''}.toml"
+    if why := site.unprobed or site.unmet.get(path.name):
         raise RunFailed(why)
     one = site.folder / ONE
     base = load_calibration(one)  # `probe` has seen to it
     if case.plan.world == 1:
         return one
-    # Ranks that share a GPU talk through gloo, as many as they are through NCCL.
-    path = site.folder / f"calibration-{case.plan.world}{'-shared' if case.where == 'shared' and site.device == 'cuda' else ''}.toml"
     if not path.is_file() or path.stat().st_mtime < one.stat().st_mtime:
         site.say(f"probing collectives over {case.plan.world} ranks ...")
         try:
             found = comm_probe(case.plan.world, quick=site.quick)
         except RunFailed as error:
-            site.unmet[case.plan.world] = error.cause
+            site.unmet[path.name] = error.cause
             raise
         tables = base.tables | {"collective": found.tables.get("collective", ())}
         tables["host"] = (*base.tables.get("host", ()), *found.tables.get("host", ()))

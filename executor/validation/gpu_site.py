@@ -27,8 +27,8 @@ class Site(msgspec.Struct, kw_only=True):
     """Of the driver, torch and this program (its commit): what each row that is made now says of itself."""
     unprobed: str = ""
     """Why there is no calibration."""
-    unmet: dict[int, str] = {}
-    """Numbers of ranks whose collectives could not be probed, and why: it is not tried again for each of their plans."""
+    unmet: dict[str, str] = {}
+    """Calibrations, by the name of their file, whose collectives could not be probed, and why: it is not tried again for each of their plans."""
 
 
 def gpu_name(machine: Topology, device: str) -> str:

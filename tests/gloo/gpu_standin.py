@@ -6,6 +6,7 @@ The host has one clock, the device another that is never behind it: what is laun
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,4 +134,5 @@ def alone(folder: Path, kind: str = "cpu") -> Any:
     return SimpleNamespace(
         rank=0, size=1, local_rank=0, local_size=1, one_host=True, shared=False, kind=kind, device=torch.device("cpu"), folder=folder, stall=20.0, beat=Beat(),
         synchronize=lambda: None, barrier=lambda: None, touch_memory=lambda: None, crowded=False, backend="nccl" if kind == "cuda" else "gloo",
+        group=lambda ranks, backend=None: None, limit=timedelta(seconds=45),
     )  # fmt: skip

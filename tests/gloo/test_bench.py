@@ -35,12 +35,12 @@ def test_ranks_that_take_turns_count_their_own_time_on_a_core(length: float, tmp
 
 def test_a_host_is_crowded_when_its_threads_outnumber_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from executor.ranks.beat import Beat
-    from executor.ranks.environment import Place
+    from executor.ranks.environment import Process
 
     monkeypatch.setattr("executor.ranks.world.cores", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     for ranks, crowded in ((1, False), (2, False), (3, True)):
-        place = Place(0, 6, 0, ranks, "127.0.0.1", 0, "test")
+        place = Process(0, 6, 0, ranks, "127.0.0.1", 0, "test")
         assert World(place, tmp_path, 9.0, Beat(tmp_path / f"{ranks}.beat", create=True)).crowded is crowded
 
 
@@ -168,7 +168,6 @@ def test_a_gradients_way_into_its_bucket_is_launched_and_the_bucket_sent_once(
         calls[0]()
         return [sum(module.spent for module in made) - before]
 
-    monkeypatch.setattr(probe_ddp.dist, "new_group", lambda ranks: None)
     monkeypatch.setattr(probe_ddp.dist, "all_reduce", lambda *_, **__: sent.__setattr__("spent", sent.spent + 20e-6) or sent)
     monkeypatch.setattr(probe_ddp, "DistributedDataParallel", lambda module, **more: _Wrapped(module, made, **more))
     monkeypatch.setattr(Bench, "times", times)

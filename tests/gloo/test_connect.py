@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,14 +82,13 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Callable[[Program, int], Any]:
     def made(program: Program, rank: int) -> Any:
         asked: list[tuple[int, ...]] = []
 
-        def new_group(ranks: list[int], backend: str | None = None) -> Any:
+        def new_group(ranks: Sequence[int], backend: str | None = None) -> Any:
             assert backend is None, "the world's own, which is NCCL on devices"
             asked.append(tuple(ranks))
             return tuple(ranks), len(asked)
 
         monkeypatch.setattr(dist, "get_backend", lambda: NCCL)
-        monkeypatch.setattr(dist, "new_group", new_group)
-        return make_groups(program, rank, apart=True), asked
+        return make_groups(program, SimpleNamespace(rank=rank, group=new_group), apart=True), asked  # type: ignore[arg-type]
 
     return made
 

@@ -192,7 +192,7 @@ def test_collectives_are_timed_by_events(bench: Bench) -> None:
 def test_clocks_are_up_again_when_ranks_have_connected(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Making a communicator takes NCCL a second and the device nothing: at a sixth of the clock its smallest messages last longest."""
     order: list[str] = []
-    monkeypatch.setattr(probe_comm.dist, "new_group", lambda ranks: order.append("connected"))
+    monkeypatch.setattr(bench.world, "group", lambda *_: order.append("connected"))
     monkeypatch.setattr(probe_comm, "wake", lambda device: order.append("awake"))
     monkeypatch.setattr(probe_comm, "_repeat", lambda *_: (order.append("timed"), ([1e-6], 0.0))[1])
     monkeypatch.setattr(bench.world, "size", 2)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from executor import play
 from executor.ranks.alone import alone_in
-from executor.ranks.launch import launch
+from executor.ranks.launch import QUEUES, launch
 from tests.gloo.bodies_for_launch import Name, Order
 from topologies.errors import BadInput, RunFailed
 
@@ -53,7 +52,7 @@ def test_a_player_has_a_queue_for_each_of_its_streams(tmp_path: Path, monkeypatc
         (one,) = launch(body, name, 1, tmp_path, dict[str, str], **more)
         return one[name.name]
 
-    assert found(variables=play.QUEUES) == "32"
+    assert found(variables=QUEUES) == "32"
     assert found() == "", "training has what users have"
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    assert found(variables=play.QUEUES) == "1", "who says a number gets it"
+    assert found(variables=QUEUES) == "1", "who says a number gets it"

@@ -216,3 +216,7 @@ def test_ranks_that_cannot_be_probed_are_not_probed_for_each_plan(tmp_path: Path
         with pytest.raises(RunFailed, match="no progress for 120 s"):
             gpu_calibration.calibration_of(cases(2)[name], site)
     assert tried == [2]
+    shared = next(case for case in cases(2).values() if case.where == "shared" and case.plan.world == 2)
+    with pytest.raises(RunFailed, match="no progress for 120 s"):
+        gpu_calibration.calibration_of(shared, site)
+    assert tried == [2, 2], "through gloo, which is another matter"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
@@ -12,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from executor.ranks.beat import Beat
-from executor.ranks.environment import SHARED, Place, on_gpus, own_gpu, sharing
+from executor.ranks.environment import SHARED, Process, on_gpus, own_gpu, sharing
 from executor.ranks.world import World, joined, set_precision
 from executor.training import parallelize
 from executor.training.handover import Handover
@@ -28,7 +30,7 @@ def _world(rank: int, size: int, gpus: int, folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    return World(Place(rank, size, rank, size, "127.0.0.1", 0, "test"), folder, 9.0, Beat(folder / f"{rank}.beat", create=True)), taken
+    return World(Process(rank, size, rank, size, "127.0.0.1", 0, "test"), folder, 9.0, Beat(folder / f"{rank}.beat", create=True)), taken
 
 
 def test_each_rank_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +143,14 @@ def test_axes_of_a_mesh_have_groups_of_their_own_making(
 ) -> None:
     """torch would split them off the world's, of which gloo's dies where a process joined before (probe, then training, under torchrun)."""
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        parallelize, "init_device_mesh", lambda device, sizes, **more: asked.append({"device": device, "sizes": sizes, **more})
-    )
+    limits: list[timedelta] = []
+
+    def made(device: str, sizes: tuple[int, ...], **more: Any) -> MagicMock:
+        asked.append({"device": device, "sizes": sizes, **more})
+        return MagicMock()
+
+    monkeypatch.setattr(parallelize, "init_device_mesh", made)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_set_pg_timeout", lambda limit, _: limits.append(limit))
     world = alone(tmp_path, kind)
     world.size, world.shared, world.backend = 8, shared, "nccl" if apart else "gloo"
     parallelize.device_mesh(load_plan({"model": "gpt2-124m", "parallel": {"dp_replicate": 8}}), world)
@@ -151,6 +158,7 @@ def test_axes_of_a_mesh_have_groups_of_their_own_making(
     assert mesh["device"] == ("cuda" if apart else "cpu") and sorted(mesh["sizes"]) == [1, 1, 1, 1, 8]
     others = set(mesh["mesh_dim_names"]) - {"dp_replicate"}
     assert mesh["backend_override"] == (dict.fromkeys(others, "cpu:gloo,cuda:nccl") if apart else None), "the whole world's is there"
+    assert limits == [world.limit] * 5, "torch's own is half an hour"
 
 
 def test_other_ranks_stages_take_no_memory() -> None:
@@ -167,7 +175,7 @@ def test_a_launcher_may_show_each_rank_one_gpu_of_its_own(tmp_path: Path, monkey
     assert world.device == torch.device("cuda", 0) and taken == [world.device] and not world.shared
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert _world(5, 8, 2, tmp_path, monkeypatch)[0].kind == "cpu", "too few for all, and nobody says which is whose"
-    at = Place(0, 8, 0, 8, "127.0.0.1", 0, "steptwin")
+    at = Process(0, 8, 0, 8, "127.0.0.1", 0, "steptwin")
     assert not own_gpu(at, {"CUDA_VISIBLE_DEVICES": "0"}), "ranks that are started here see the same one"
     assert own_gpu(msgspec.structs.replace(at, launcher="slurm"), {"CUDA_VISIBLE_DEVICES": "GPU-8d3f"})
 
@@ -191,7 +199,7 @@ def test_nccl_ends_in_order_only_where_nothing_failed(fails: bool, ranks: int, t
     beat = Beat(tmp_path / "0.beat", create=True)
     with (
         pytest.raises(ValueError, match="out of memory") if fails else nullcontext(),
-        joined(Place(0, ranks, 0, ranks, "127.0.0.1", 0, "steptwin"), tmp_path, 9.0, beat, tmp_path / "port"),
+        joined(Process(0, ranks, 0, ranks, "127.0.0.1", 0, "steptwin"), tmp_path, 9.0, beat, tmp_path / "port"),
     ):
         if fails:
             raise ValueError("out of memory")

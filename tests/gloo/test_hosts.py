@@ -24,6 +24,7 @@ from executor.twin import machines
 from sim.files.planfile import load_plan
 from sim.imported import read_measured
 from sim.trace import Span
+from topologies.errors import BadInput
 from topologies.load import load_topology
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,16 @@ from executor.ranks.launch import launch
 from tests.gloo.bodies_for_launch import Order
 for turn in range(3):
     launch("tests.gloo.bodies_for_launch:work", Order(), 2, Path({folder!r}) / str(turn), list[float], stall=20)
+"""
+
+
+OTHERS = """
+import os
+from pathlib import Path
+from executor.ranks.launch import launch
+from tests.gloo.bodies_for_launch import Name, Order
+name, argument = ("work", Order()) if os.environ["RANK"] == "0" else ("surroundings", Name("RANK"))
+launch("tests.gloo.bodies_for_launch:" + name, argument, 2, Path({folder!r}), list[float], stall=20)
 """
 
 
@@ -116,14 +127,29 @@ def test_hosts_that_share_a_folder_write_the_same_files(source: str, tmp_path: P
     assert len(list(tmp_path.iterdir())) == (128 if source == "disk" else 1)
 
 
+def test_ranks_that_would_do_different_work_all_say_so(tmp_path: Path) -> None:
+    """One host has a calibration and plays, the other has none and probes: together they would wait for ever."""
+    for said in _ranks(["-c", OTHERS.format(folder=str(tmp_path))], tmp_path, 1):
+        assert "rank 0 is to run tests.gloo.bodies_for_launch:work, rank 1 tests.gloo.bodies_for_launch:surroundings" in said.stderr
+        assert said.returncode == 1
+
+
+def test_a_launcher_that_shows_each_rank_one_gpu_hides_how_they_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "MASTER_ADDR": "a", "CUDA_VISIBLE_DEVICES": "3"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput, match=r"srun --gpus-per-node 8"):
+        machines()
+
+
 def test_only_the_first_rank_of_a_host_writes_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = load_plan({"model": {"family": "mlp", "widths": [8, 8]}, "data": {"source": "disk", "sample": "4 KiB"}})
     for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     write_samples(plan, tmp_path / "data")
     assert not (tmp_path / "data").exists()
-    assert (hosts(), leads(), machines()) == (2, False, "2x this-machine")
-    assert load_topology(machines()).gpus == 2 * load_topology("this-machine").gpus
+    assert (hosts(), leads(), machines()) == (2, False, "2x this-machine:4")
+    assert load_topology(machines()).gpus == 8, "as many ranks of each as were started there"
     monkeypatch.setenv("LOCAL_RANK", "0")
     write_samples(plan, tmp_path / "data")
     assert (tmp_path / "data" / "127.bin").stat().st_size == 4096

@@ -49,7 +49,6 @@ def test_steps_are_measured_and_costs_are(found: tuple[Twin, Path]) -> None:
     one = found[0]
     assert len(one.times["stock"]) == 6 and len(one.times["played"]) >= 6
     assert one.prediction.sources["measured"] > 0.2
-    assert all(row.predicted >= 0 for row in one.comparisons["stock"].classes)
     assert {"gemm", "optimizer", "comm.dp"} <= {
         row.cls for row in one.comparisons["stock"].classes if row.measured > 0 and row.predicted > 0
     }

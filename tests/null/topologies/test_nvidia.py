@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,16 @@ def test_a_number_in_the_name_is_not_enough(said: tuple[str, int], near: str) ->
     """A device with another memory is another device: its rates are not those of the catalog's."""
     with pytest.raises(BadInput, match=rf"is not in the catalog \({near}"):
         catalog_key(*said)
+
+
+def test_hosts_whose_matrix_shows_no_nic_are_joined_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lists InfiniBand's and RoCE's alone; clouds and containers have others."""
+    fake(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    both = load_topology("2x this-machine:1")
+    assert both.gpus == 2 and both.path(0, 1).rate == pytest.approx(1.25e9)
+    assert load_topology("this-machine").path(0, 1).kind == "NVL", "inside a host nothing changes"
 
 
 GENOA = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9454 48-Core Processor\n"
