@@ -14,6 +14,7 @@ Every error that is raised on purpose is a `SteptwinError`:
             UnitError       a size, rate, time or number that cannot be read
             UnknownName     a key, plan or machine that does not exist; `near` has the nearest
             Refused         understood, but not supported in this combination
+                NoRoom      no plan that was asked for fits into memory
         RunFailed           a run on devices ended early; `partial` is where what was measured is
 
 No error: a plan that does not fit; a prediction has `fits`, and `does_not_fit` with what would make it fit. Importing this module
@@ -30,7 +31,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from topologies.errors import BadInput, Refused, RunFailed, SteptwinError, UnitError, UnknownName
+from topologies.errors import BadInput, NoRoom, Refused, RunFailed, SteptwinError, UnitError, UnknownName
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     Prices: TypeAlias = Mapping[str, float] | str | Path
 
 __version__ = "0.1.0"
-__all__ = ["BadInput", "Jitter", "Refused", "RunFailed", "SteptwinError", "UnitError", "UnknownName", "capacity", "compare", "explain", "faults",
+__all__ = ["BadInput", "Jitter", "NoRoom", "Refused", "RunFailed", "SteptwinError", "UnitError", "UnknownName", "capacity", "compare", "explain", "faults",
            "jobs", "main", "marked", "plan", "predict", "run", "spread", "sweep", "topology", "twin"]  # fmt: skip
 T = TypeVar("T")
 

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 import plotly.io
 import plotly.offline
 
+from reports.figures.palette import BLUE, GREY
 from reports.words import short
 
 Card = tuple[str, str, str]
@@ -40,7 +41,7 @@ def styled(figure: go.Figure) -> go.Figure:
         font={"family": "system-ui, sans-serif", "size": 13},
         paper_bgcolor=clear,
         plot_bgcolor=clear,
-        modebar={"bgcolor": clear, "color": "#8a97a6", "activecolor": "#0072B2"},
+        modebar={"bgcolor": clear, "color": GREY, "activecolor": BLUE},
         hoverlabel={"align": "left"},
     )
     given = figure.layout.margin

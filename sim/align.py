@@ -134,7 +134,7 @@ def reported(trace: Trace, every: int = 1) -> list[Span]:
     return [s for s in trace.spans if number - every < s.step <= number]
 
 
-def alike(measured: Trace) -> Callable[[Span], float]:
+def comparable_seconds(measured: Trace) -> Callable[[Span], float]:
     """Seconds of a span, of either trace. Profilers and players time a message from when its rank begins it, so that it holds what it waits for
     peers (NCCL's kernels spin meanwhile): unless the measured trace tells such waits apart, predicted messages hold theirs too."""
     waits = _waits(measured)
@@ -154,7 +154,7 @@ def _recorded(span: Span) -> bool:
 
 def breakdowns(predicted: Trace, measured: Trace) -> tuple[dict[str, float], dict[str, float]]:
     """Where a step of each goes, in the classes that the measured trace tells apart (`sim.timeline.metrics.breakdown`): messages may hold what they
-    wait for (`alike`), and where devices alone were recorded, `idle_s` is all time in which one does nothing, whatever it waits for."""
+    wait for (`comparable_seconds`), and where devices alone were recorded, `idle_s` is all time in which one does nothing, whatever it waits for."""
     waits, alone = _waits(measured), all(_recorded(span) and not span.launch for span in measured.spans)
     ordered = any(span.kind in EVENTS for span in measured.spans)  # files hold none
     seen = [
@@ -185,16 +185,16 @@ def step_of(trace: Trace, every: int = 1) -> float:
 def align_by_id(predicted: Trace, played: Trace, steps: list[float]) -> Comparison:
     """Joins the two traces op by op; `steps` are the measured step times.
 
-    An op's measured time is its median over the played steps, ids compared without the step's number.
+    An op's measured time is its median over the played steps, whose number its id is compared without; `missing` and `extra` are of whole ids.
     """
     seen = {span.id for span in played.spans}
     wanted = {span.id for span in predicted.spans}
     times: dict[str, list[float]] = {}
-    lasts = alike(played)
+    seconds_of = comparable_seconds(played)
     for span in played.spans:
-        times.setdefault(_key(span), []).append(lasts(span))
+        times.setdefault(_key(span), []).append(seconds_of(span))
     pairs = [
-        Pair(s.id, s.rank, s.lane, s.cls, s.kind, lasts(s), statistics.median(times[_key(s)]))
+        Pair(s.id, s.rank, s.lane, s.cls, s.kind, seconds_of(s), statistics.median(times[_key(s)]))
         for s in reported(predicted)
         if s.kind not in ORDERS and _key(s) in times
     ]
@@ -234,10 +234,10 @@ def align_by_class(predicted: Trace, stock: Trace, steps: list[float], every: in
         name_of = lambda s: told(s.cls)  # noqa: E731
     count = max(1, len({s.step for s in stock.spans}))
     ranks = max(1, len(stock.ranks))
-    weight, lasts = predicted.weight, alike(stock)
+    weight, seconds_of = predicted.weight, comparable_seconds(stock)
     total = sum(weight.get(rank, 1) for rank in predicted.ranks) or 1
-    ours = [(name_of(s), lasts(s) * weight.get(s.rank, 1) / (total * every), 0.0, 1) for s in wanted]
-    theirs = [(name_of(s), 0.0, lasts(s) / (count * ranks), 0) for s in stock.spans if s.kind not in ORDERS]
+    ours = [(name_of(s), seconds_of(s) * weight.get(s.rank, 1) / (total * every), 0.0, 1) for s in wanted]
+    theirs = [(name_of(s), 0.0, seconds_of(s) / (count * ranks), 0) for s in stock.spans if s.kind not in ORDERS]
     return Comparison(step_of(predicted, every), Measured.of(steps), _by_class(ours + theirs), origin=stock.origin)
 
 

@@ -19,7 +19,7 @@ from sim.plan import Plan
 from topologies.errors import BadInput, Refused
 from topologies.load import Topology, load_topology
 from topologies.nvidia import catalog_key, hidden
-from topologies.thismachine import cores, generation
+from topologies.thismachine import cores, nearest_cpu
 
 Where = Literal["one", "node", "shared"]
 
@@ -132,7 +132,7 @@ def _on_one_socket(name: str, source: str, gpu: str, count: int, folder: Path) -
     gpus = ", ".join(f'"gpu{at}"' for at in range(count))
     text = (
         f'name = "{name}"\nsource = {msgspec.json.encode(source).decode()}\ngpu = "{gpu}"\n'
-        f'[cpu]\nbase = "{generation() or "epyc-7742"}"\ncores = {cores()}\n[tree]\nsocket0 = [{gpus}]\n'
+        f'[cpu]\nbase = "{nearest_cpu() or "epyc-7742"}"\ncores = {cores()}\n[tree]\nsocket0 = [{gpus}]\n'
     )
     return write_atomic(folder / f"{name}.toml", text)
 

@@ -94,47 +94,48 @@ def _fill(row: Row, case: Case, site: Site, folder: Path) -> None:
     """Predicts, plays and trains one plan; each on its own, so that one that fails leaves the others."""
     setting, plan = fitting(case, site)
     row.model, row.notes = plan.model_name, notes(case, setting)
-    plain = predict_setting(setting, steps=STEPS, fold=False)
-    row.uncalibrated, row.predicted_memory = plain.step_time_s, plain.memory.allocated
+    from_catalog = predict_setting(setting, steps=STEPS, fold=False)
+    row.uncalibrated, row.predicted_memory = from_catalog.step_time_s, from_catalog.memory.allocated
     path = _guarded(row, "calibration", folder, lambda: calibration_of(case, site))
-    good = plain
+    best = from_catalog  # where the probe has failed; `row.failed` tells
     if path is not None:
-        good = predict_setting(setting, calibration=path, steps=STEPS, fold=False)
-        row.calibrated, row.mark, row.measured_share = good.step_time_s, good.mark, good.sources.get("measured", 0.0)
-        row.clock = good.clock
-    assert good.trace is not None and plain.trace is not None
-    write_trace(good.trace, folder / "predicted.json.gz")
-    count = max(5, min(site.steps, round(_SECONDS_OF_STEPS / good.step_time_s)))
-    first = second = third = None
+        best = predict_setting(setting, calibration=path, steps=STEPS, fold=False)
+        row.calibrated, row.mark, row.measured_share = best.step_time_s, best.mark, best.sources.get("measured", 0.0)
+        row.clock = best.clock
+    assert best.trace is not None and from_catalog.trace is not None
+    write_trace(best.trace, folder / "predicted.json.gz")
+    count = max(5, min(site.steps, round(_SECONDS_OF_STEPS / best.step_time_s)))
+    catalog_to_played = best_to_played = best_to_stock = None
     with clocks() as row.clocks:
-        played = _guarded(row, "played", folder, lambda: _played(row, case, setting, good, path, folder, count))
+        played = _guarded(row, "played", folder, lambda: _played(row, case, setting, best, path, folder, count))
         if played is not None:
             write_trace(played.trace, folder / "played.json.gz")
-            first, second = (align_by_id(one.trace, played.trace, played.step_times) for one in (plain, good) if one.trace is not None)
-            row.played, row.ops_within = Measured.of(played.step_times), ops_within(second)
-        third = _guarded(row, "stock", folder, lambda: _stock(row, plan, good, folder, count))
-    row.classes = classes_of(first, second if path is not None else None, third)
+            catalog_to_played = align_by_id(from_catalog.trace, played.trace, played.step_times)
+            best_to_played = align_by_id(best.trace, played.trace, played.step_times)
+            row.played, row.ops_within = Measured.of(played.step_times), ops_within(best_to_played)
+        best_to_stock = _guarded(row, "stock", folder, lambda: _stock(row, plan, best, folder, count))
+    row.classes = classes_of(catalog_to_played, best_to_played if path is not None else None, best_to_stock)
 
 
-def _played(row: Row, case: Case, setting: Setting, good: Prediction, path: Path | None, folder: Path, steps: int) -> PlayResult:
+def _played(row: Row, case: Case, setting: Setting, best: Prediction, path: Path | None, folder: Path, steps: int) -> PlayResult:
     """Plays the program, with its output where that comes with every step."""
     if case.where == "shared" and setting.topology.kind == "cuda":
         raise Refused("gloo's collectives of device tensors hold the host thread; the program's do not. Stock training is measured")
-    assert good.program is not None and good.trace is not None
-    program = good.program
-    row.played_predicted = step_time(good.trace)
+    assert best.program is not None and best.trace is not None
+    program = best.program
+    row.played_predicted = step_time(best.trace)
     if set(setting.plan.output.periods) == {1}:
-        program, row.played_predicted = program_for(setting, STEPS), good.step_time_s
+        program, row.played_predicted = program_for(setting, STEPS), best.step_time_s
     return run_program(program, setting, path, folder, steps)
 
 
-def _stock(row: Row, plan: Plan, good: Prediction, folder: Path, steps: int) -> Comparison | None:
+def _stock(row: Row, plan: Plan, best: Prediction, folder: Path, steps: int) -> Comparison | None:
     """Trains the plan with PyTorch's own machinery; None where the profiler saw nothing of the device. Raises `Refused` where it has none for it."""
     stock, times = trained(plan, folder, steps, plan.period)
-    assert good.trace is not None
+    assert best.trace is not None
     write_trace(stock.trace, folder / "stock.json.gz")
     row.stock, row.stock_memory = Measured.of(times), stock.memory
     if not any(span.kind == "compute" for span in stock.trace.spans):  # without CUPTI, as in some containers, torch profiles the host alone
         row.notes += ("torch's profiler saw no kernels: there are no stock figures by class",)
         return None
-    return align_by_class(good.trace, stock.trace, times)
+    return align_by_class(best.trace, stock.trace, times)

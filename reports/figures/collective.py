@@ -7,20 +7,23 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from reports.figures.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from reports.words import safe, seconds
 from topologies.units import show_size
 
-_COLOURS = {
-    "ring": "#0072B2",
-    "tree": "#009E73",
-    "nvls": "#CC79A7",
-    "nvls_tree": "#8C6BB1",
-    "hierarchical": "#E69F00",
-    "pairwise": "#56B4E9",
+COLOURS = {
+    "ring": BLUE,
+    "tree": GREEN,
+    "nvls": PURPLE,
+    "collnet": "#8C6BB1",
+    "hierarchical": ORANGE,
+    "direct": SKY,
+    "pat": VERMILION,
 }
+"""Of every algorithm that `sim.cost.collective` names."""
 _REST = ("#7f8c9b", "#A6761D", "#5F7FA8")
 _SYMBOLS = {"simple": "circle", "ll": "diamond", "ll128": "square"}
-_LINE = "#8a97a6"
+_LINE = GREY
 
 
 def bandwidth(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
@@ -81,7 +84,7 @@ def _points(figure: go.Figure, rows: Sequence[Mapping[str, Any]], key: str, unit
                 mode="markers",
                 name=safe(name),
                 marker={
-                    "color": _COLOURS.get(str(name).lower(), _REST[number % len(_REST)]),
+                    "color": COLOURS.get(str(name).lower(), _REST[number % len(_REST)]),
                     "size": 9,
                     "symbol": [_SYMBOLS.get(str(r["protocol"]).lower(), "circle") for r in mine],
                 },

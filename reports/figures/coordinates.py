@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from reports.figures.palette import GREEN, GREY, PURPLE, SKY, VERMILION
 from reports.page import no_narrower
 from reports.words import safe, seconds, setting, short
 from sim.planning.sweeps.space import settings_of
@@ -18,8 +19,8 @@ from sim.planning.sweeps.store import Row
 
 MOST = 2000
 """Lines that are drawn, the best first."""
-_BANDS = (("best 10 %", 0.10, "#009E73"), ("next 15 %", 0.25, "#56B4E9"), ("next 25 %", 0.50, "#CC79A7"), ("slower half", 1.0, "#9aa5b1"))
-_BEST = "#D55E00"
+_BANDS = (("best 10 %", 0.10, GREEN), ("next 15 %", 0.25, SKY), ("next 25 %", 0.50, PURPLE), ("slower half", 1.0, "#9aa5b1"))
+_BEST = VERMILION
 _APART = 84
 """Pixels between axes that values fit into, at the least."""
 _MARKS = 5
@@ -132,7 +133,7 @@ def _rails(figure: go.Figure, every: Sequence[Axis]) -> None:
     """The axes themselves."""
     x = [value for at in range(len(every)) for value in (at, at, None)]
     y = [value for _ in every for value in (0.0, 1.0, None)]
-    rail = {"color": "#8a97a6", "width": 1}
+    rail = {"color": GREY, "width": 1}
     figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line=rail, hoverinfo="skip", showlegend=False))
 
 

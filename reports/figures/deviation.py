@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from reports.figures.palette import PREDICTED, WORDS, colour
+from reports.figures.palette import BLUE, GREEN, GREY, ORANGE, PREDICTED, PURPLE, VERMILION, WORDS, colour
 from reports.words import safe
 from sim.align import Comparison
 
-_RUNS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00")
+_RUNS = (BLUE, GREEN, PURPLE, ORANGE)
 
 
 def class_errors(found: Comparison) -> go.Figure:
@@ -28,7 +28,7 @@ def class_errors(found: Comparison) -> go.Figure:
             x=[r.predicted * 1e3 for r in rows],
             orientation="h",
             name="predicted",
-            marker_color="#0072B2",
+            marker_color=BLUE,
             text=labels,
             textposition="outside",
             cliponaxis=False,
@@ -72,13 +72,13 @@ def waterfall(found: Comparison, predicted: Mapping[str, float] | None = None, m
                 f"{gap:+z.2f}",
                 f"{found.measured_step.median * 1e3:.2f}",
             ],
-            increasing={"marker": {"color": "#D55E00"}},
-            decreasing={"marker": {"color": "#009E73"}},
-            totals={"marker": {"color": "#0072B2"}},
+            increasing={"marker": {"color": VERMILION}},
+            decreasing={"marker": {"color": GREEN}},
+            totals={"marker": {"color": BLUE}},
         )
     )
     figure.update_layout(height=400, yaxis={"title": "ms per step", "range": _room(found, steps, gap)}, showlegend=False)
-    figure.update_traces(textposition="outside", cliponaxis=False, connector={"line": {"color": "#8a97a6", "width": 1}})
+    figure.update_traces(textposition="outside", cliponaxis=False, connector={"line": {"color": GREY, "width": 1}})
     return figure
 
 

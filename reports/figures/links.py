@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import plotly.graph_objects as go
 
+from reports.figures.palette import ORANGE, VERMILION
 from reports.words import clock, safe
 from sim.cost.price import Cost, Pricer, carried, transfer_cost
 from sim.program import MOVES, Program, full_id
@@ -132,5 +133,5 @@ def link_map(uses: Sequence[LinkUse], step: float) -> go.Figure:
     return figure
 
 
-_SCALE = [[0.0, "rgba(130,145,160,0.10)"], [0.001, "#c6dbef"], [0.35, "#6baed6"], [0.7, "#E69F00"], [1.0, "#D55E00"]]
+_SCALE = [[0.0, "rgba(130,145,160,0.10)"], [0.001, "#c6dbef"], [0.35, "#6baed6"], [0.7, ORANGE], [1.0, VERMILION]]
 """Idle is the page's own colour, so that it reads in the light and in the dark."""

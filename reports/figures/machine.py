@@ -10,15 +10,16 @@ import plotly.graph_objects as go
 
 from reports.figures.layout import Spot, places_of
 from reports.figures.links import group_of
+from reports.figures.palette import BLUE, VERMILION
 from reports.page import no_narrower
 from reports.words import ranks, safe
 from topologies.graph import Topology
 from topologies.units import show_duration, show_rate
 
-COLOURS = {"nvlink": "#5a9f00", "xgmi": "#c0392b", "c2c": "#2e8b57", "pcie": "#0072B2", "numa": "#8e6fbf", "upi": "#8e6fbf"}
-COLOURS |= {"dram": "#999999", "net": "#D55E00", "spine": "#b8860b"}
-_SHAPES = {"gpu": ("square", "#5a9f00", 26), "nic": ("diamond", "#D55E00", 20), "sw": ("circle", "#0072B2", 18)}
-_SHAPES |= {"root": ("circle-open", "#0072B2", 18), "numa": ("hexagon", "#8e6fbf", 22), "socket": ("hexagon2", "#5b4a91", 28)}
+COLOURS = {"nvlink": "#5a9f00", "xgmi": "#c0392b", "c2c": "#2e8b57", "pcie": BLUE, "numa": "#8e6fbf", "upi": "#8e6fbf"}
+COLOURS |= {"dram": "#999999", "net": VERMILION, "spine": "#b8860b"}
+_SHAPES = {"gpu": ("square", "#5a9f00", 26), "nic": ("diamond", VERMILION, 20), "sw": ("circle", BLUE, 18)}
+_SHAPES |= {"root": ("circle-open", BLUE, 18), "numa": ("hexagon", "#8e6fbf", 22), "socket": ("hexagon2", "#5b4a91", 28)}
 _SHAPES |= {"dram": ("square-open", "#777777", 18), "nvswitch": ("star-diamond", "#3d6d00", 30)}
 _SHAPES |= {
     "leaf": ("triangle-up", "#b8860b", 22),

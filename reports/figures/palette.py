@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE, GREY = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#8a97a6"
+"""Okabe and Ito's, but for the grey: of lines that stand behind others."""
 WAITS = "waiting for peers"
 """What a transfer's bar begins with where its other ranks are late."""
 
 _FIXED = {
     WAITS: "#C9CDD3",
-    "gemm": "#0072B2",
-    "attention": "#56B4E9",
-    "conv": "#0072B2",
+    "gemm": BLUE,
+    "attention": SKY,
+    "conv": BLUE,
     "moe": "#3B5BA5",
     "norm": "#8DB6CD",
     "activation": "#7A9CC6",
     "elementwise": "#A3BFD9",
     "embedding": "#5F7FA8",
     "loss": "#4B6A8A",
-    "optimizer": "#009E73",
-    "data": "#CC79A7",
+    "optimizer": GREEN,
+    "data": PURPLE,
     "output": "#F0E442",
     "host": "#999999",
-    "compute_s": "#0072B2",
-    "optimizer_s": "#009E73",
-    "exposed_comm_s": "#D55E00",
+    "compute_s": BLUE,
+    "optimizer_s": GREEN,
+    "exposed_comm_s": VERMILION,
     "bubble_s": "#C9CDD3",
     "host_s": "#999999",
-    "data_s": "#CC79A7",
+    "data_s": PURPLE,
     "output_s": "#F0E442",
-    "measured": "#009E73",
-    "fitted": "#56B4E9",
-    "assumed": "#E69F00",
+    "measured": GREEN,
+    "fitted": SKY,
+    "assumed": ORANGE,
 }
-_COMM = "#D55E00"
+_COMM = VERMILION
 _COMMS = {"tp": "#F08A3C", "pp": "#A84300", "cp": "#F6B26B", "ep": "#8C564B", "norm": "#E9A27A"}
 """Shades of communication by group; data parallelism has the plain one."""
 _REST = ("#6C8EBF", "#9A7FB8", "#B0936A", "#7FA88B")
@@ -47,7 +49,7 @@ WORDS = {
     "idle_s": "idle",
 }
 """What people call the classes of a breakdown."""
-PREDICTED = "#D55E00"
+PREDICTED = VERMILION
 """Lines that say what was predicted, or what may not be passed."""
 
 

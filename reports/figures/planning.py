@@ -1,6 +1,6 @@
-"""Figures of what the planning functions return: explanations, capacities, faults, jobs and spreads.
+"""Figures of what the planning functions return: explanations, faults, jobs and spreads, for their pages and for notebooks.
 
-The pages of sweeps and of capacity have files of their own; these are the short forms that a notebook shows.
+Those of sweeps and of capacity have files of their own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from reports.figures.palette import PREDICTED, colour
+from reports.figures.palette import BLUE, GREY, PREDICTED, colour
 from reports.page import no_narrower
 from reports.words import clock, safe
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sim.planning.explain.explanation import Explanation
     from sim.planning.montecarlo import Spread
 
-_NOW = "#0072B2"
+_NOW = BLUE
 _MOST = 12
 
 
@@ -57,7 +57,7 @@ def jobs(found: Jobs) -> go.Figure:
     """Each job's step in each placement: alone, and beside the others."""
     names = [f"{row.job} {row.plan}, {row.placement}" for row in found.rows]
     times = {"alone": [row.alone_s for row in found.rows], "beside the others": [row.together_s for row in found.rows]}
-    return _bars(names, times, [f"{row.slowdown:.3f} x" for row in found.rows], ["#8a97a6", _NOW])
+    return _bars(names, times, [f"{row.slowdown:.3f} x" for row in found.rows], [GREY, _NOW])
 
 
 def spread(found: Spread) -> go.Figure:

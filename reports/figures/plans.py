@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from reports.figures.coordinates import per_gpu
-from reports.figures.palette import WORDS, colour
+from reports.figures.palette import BLUE, GREY, VERMILION, WORDS, colour
 from reports.page import no_narrower
 from reports.words import clock, safe, seconds, setting, short
 from sim.planning.sweeps.front import kind
@@ -67,7 +67,7 @@ def pareto_figure(ranked: Sequence[Row], front: Sequence[Row]) -> go.Figure:
     """GPU-seconds per sample against peak memory; colour is the cost where prices are known; the front is a line."""
     shown = list(ranked[:_MOST_POINTS])
     cost = any(row.cost for row in shown)
-    marker, scale = {"size": 7, "color": "#8a97a6", "opacity": 0.75}, dict[str, Any]()
+    marker, scale = {"size": 7, "color": GREY, "opacity": 0.75}, dict[str, Any]()
     if cost:
         title = {"text": f"cost per<br>million {unit_of(shown)}"}
         costs = [row.cost or 0.0 for row in shown]
@@ -76,15 +76,11 @@ def pareto_figure(ranked: Sequence[Row], front: Sequence[Row]) -> go.Figure:
     figure = go.Figure(_points(shown, "plans that fit", "markers", marker))
     for at, same in enumerate(dict.fromkeys(map(kind, front))):  # a line for each machine, model and length of sequences
         edge = sorted((row for row in front if kind(row) == same), key=lambda row: row.memory or 0)
-        colours = (
-            scale | {"color": [row.cost or 0.0 for row in edge], "line": {"color": "#0072B2", "width": 1.5}}
-            if cost
-            else {"color": "#0072B2"}
-        )
+        colours = scale | {"color": [row.cost or 0.0 for row in edge], "line": {"color": BLUE, "width": 1.5}} if cost else {"color": BLUE}
         line = _points(edge, "nothing beats these", "lines+markers", {"size": 10, "symbol": "diamond"} | colours)
-        look = {"color": "#0072B2", "width": 1.5, "shape": "linear" if cost else "hv"}
+        look = {"color": BLUE, "width": 1.5, "shape": "linear" if cost else "hv"}
         figure.add_trace(line.update(line=look, showlegend=not at, legendgroup="front"))
-    best = _points(list(ranked[:1]), "best", "markers", {"size": 16, "color": "#D55E00", "symbol": "star"})
+    best = _points(list(ranked[:1]), "best", "markers", {"size": 16, "color": VERMILION, "symbol": "star"})
     figure.add_trace(best)
     figure.update_layout(
         height=460,

@@ -7,11 +7,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from reports.figures.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from reports.words import safe
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F8C9B", "#A6761D")
+_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, "#8C6BB1", "#7F8C9B", "#A6761D")
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross")
-_LINE = "#8a97a6"
+_LINE = GREY
 
 
 def scatter(predictions: Mapping[str, Mapping[str, Any]]) -> go.Figure:
@@ -68,7 +69,7 @@ def distribution(summary: Mapping[str, Any]) -> go.Figure:
     ours = [row["predicted_s"] / row["measured_s"] - 1.0 for row in rows]
     base = [row["ideal_s"] / mfu / row["measured_s"] - 1.0 for row in rows if row["ideal_s"] > 0 and mfu > 0]
     figure = go.Figure()
-    for name, errors, colour in (("one MFU for everything", base, "#C9A25F"), ("StepTwin", ours, "#0072B2")):
+    for name, errors, colour in (("one MFU for everything", base, "#C9A25F"), ("StepTwin", ours, BLUE)):
         figure.add_trace(
             go.Histogram(
                 x=[max(-99.0, min(99.0, 100 * error)) for error in errors],

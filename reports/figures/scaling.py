@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
+from reports.figures.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
 from reports.page import no_narrower
 from reports.words import counted
 from sim.planning.capacity.capacity import Capacity
 
-_STRONG, _WEAK, _IDEAL = "#0072B2", "#009E73", "#8a97a6"
-_MISS = "#D55E00"
+_STRONG, _WEAK, _IDEAL = BLUE, GREEN, GREY
+_MISS = VERMILION
 _NAMED = {"restarts": "from failures to restarts", "repeats": "steps done again", "checkpoints": "checkpoints"}
-_COLOURS = {"restarts": _MISS, "repeats": "#E69F00", "checkpoints": "#CC79A7"}
+_COLOURS = {"restarts": _MISS, "repeats": ORANGE, "checkpoints": PURPLE}
 """Of what is no progress (`Capacity.lost_s`)."""
 _FAR = 5.0
 """The dearest size of a cluster over the cheapest from which on their expense is drawn by decades."""

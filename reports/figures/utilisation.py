@@ -5,13 +5,14 @@ from __future__ import annotations
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from reports.figures.palette import BLUE, GREEN, ORANGE, PURPLE, SKY
 from reports.words import clock, safe
 from sim.timeline.utilisation import Use, Utilisation
 
 _MOST = 16
 _LEAST, _PEAK = 0.005, 0.1
 """Beside the busiest of its kind, a strip below half a percent on average that never reaches a tenth would be an empty one."""
-_COLOURS = {"cores": "#0072B2", "thread": "#56B4E9", "compute": "#009E73", "copy": "#E69F00", "comm": "#CC79A7"}
+_COLOURS = {"cores": BLUE, "thread": SKY, "compute": GREEN, "copy": ORANGE, "comm": PURPLE}
 _ORDER = tuple(_COLOURS)
 
 

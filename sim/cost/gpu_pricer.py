@@ -177,7 +177,7 @@ class GpuPricer(Common):
         weakest: Source = "assumed" if "assumed" in sources else "measured" if sources == {"measured"} else "fitted"
         held = held_beside(op)
         beside = total * slowdown(gpu, held)[0] if held is not None else 0.0
-        return Cost(total, weakest, host=issued, ready=end, beside=beside)
+        return Cost(total, weakest, host=issued, ready=end, slowed=beside)
 
     def _copy(self, op: Op, rank: int) -> Cost:
         if op.how in FILED:

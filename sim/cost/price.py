@@ -29,22 +29,22 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     """Seconds for which the issuing thread is busy (launch, dispatch, Python) before it goes on."""
     ready: float = 0.0
     """With several kernels in one op: the op cannot end earlier than issue + `ready` (max-plus: the k-th kernel
-    waits for its own launch). 0 means `host + seconds` of the last kernel does not bind."""
-    beside: float = 0.0
+    waits for its own launch). 0: no such bound."""
+    slowed: float = 0.0
     """Seconds while a collective runs beside all of it, where that is known by itself; 0: the rank's slowdown tells."""
     share: float = 0.0
     """Where this stands for several equal ops on as many ranks, what one of them takes of the resource named first: they share as so many,
     not as one. 0: the op stands for itself."""
     payload: float = 1.0
     """Data for each unit of `uses`: flags and headers fill a link as data does."""
-    besides: tuple[tuple[str, float], ...] = ()
+    elsewhere: tuple[tuple[str, float], ...] = ()
     """(link, bytes of data) that it moves elsewhere than over its `uses`: where links are drawn, not for who waits for whom."""
     exposed: float = 0.0
     """Where several ops are one: of `seconds`, those in which it only communicates."""
-    apart: float = 0.0
-    """Share of a meeting's `seconds` that ranks lose because they have come apart: all of it where they have worked for `after` seconds or
+    drift: float = 0.0
+    """Share of a meeting's `seconds` that ranks lose because they have drifted apart: all of it where they have worked for `drift_after` seconds or
     longer since they met, in proportion where less."""
-    after: float = 0.0
+    drift_after: float = 0.0
     wander: float = 0.0
     """Seconds more for each root of a second that they have worked longer than that: each is now faster, now slower, and how far they come apart
     grows as the root of the time (a random walk)."""
@@ -53,17 +53,17 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 def carried(cost: Cost) -> tuple[tuple[str, float], ...]:
     """(directed link, bytes of data) of all that an op moves."""
     busy = cost.payload * max(0.0, cost.seconds - cost.latency)
-    return (*((link, amount * busy) for link, amount in cost.uses if ">" in link), *cost.besides)
+    return (*((link, amount * busy) for link, amount in cost.uses if ">" in link), *cost.elsewhere)
 
 
 def met(cost: Cost, worked: float) -> Cost:
     """What a meeting costs ranks that have worked for so many seconds since the last."""
-    if not cost.apart and not cost.wander:
+    if not cost.drift and not cost.wander:
         return cost
-    together = max(0.0, 1.0 - worked / cost.after)
-    late = cost.wander * max(0.0, math.sqrt(worked) - math.sqrt(cost.after))  # who is early waits, and takes nothing meanwhile
-    seconds = cost.seconds * (1.0 - cost.apart * together) + late
-    return msgspec.structs.replace(cost, seconds=seconds, latency=cost.latency + late, apart=0.0, wander=0.0)
+    together = max(0.0, 1.0 - worked / cost.drift_after)
+    late = cost.wander * max(0.0, math.sqrt(worked) - math.sqrt(cost.drift_after))  # who is early waits, and takes nothing meanwhile
+    seconds = cost.seconds * (1.0 - cost.drift * together) + late
+    return msgspec.structs.replace(cost, seconds=seconds, latency=cost.latency + late, drift=0.0, wander=0.0)
 
 
 class Pricer(Protocol):

@@ -22,7 +22,7 @@ def staged(name: str, size: int, members: Sequence[int], topology: Topology, net
     cores = tuple((f"n{nodes[0]}.{resource}", amount * share) for resource, amount in own.uses)
     if len(set(nodes)) == 1:
         return Cost(own.seconds, own.source, uses=cores)
-    network = replace(network, besides=())
+    network = replace(network, elsewhere=())
     if network.seconds >= own.seconds:
         return network
     slower = network.seconds / own.seconds

@@ -130,7 +130,7 @@ def condense(
         alloc=sum(op.alloc for op, _ in part),
         free=sum(op.free for op, _ in part),
     )
-    return [(whole, Cost(seconds, source, host=host, ready=max(ready, seconds), beside=beside, exposed=exposed))]
+    return [(whole, Cost(seconds, source, host=host, ready=max(ready, seconds), slowed=beside, exposed=exposed))]
 
 
 def _exposed(part: list[Priced], seconds: float, meeting: Callable[[Op], float], slow: float) -> float:
@@ -153,7 +153,7 @@ def _unlaunched(op: Op, cost: Cost) -> Cost:
     """The same work with its launches far ahead."""
     if op.kind == "host":
         return Cost(0.0, cost.source)
-    return Cost(cost.seconds, cost.source, cost.latency, cost.uses, beside=cost.beside, share=cost.share)
+    return Cost(cost.seconds, cost.source, cost.latency, cost.uses, slowed=cost.slowed, share=cost.share)
 
 
 def shape_of(part: list[Priced]) -> tuple[object, ...]:

@@ -87,16 +87,16 @@ class _Run:
             self.ready = max(self.ready + cost.seconds, self.host + ready) if self.begun else self.host + ready
             self.host += cost.host
             self.device += cost.seconds
-        self.beside += cost.beside or cost.seconds * (self.slow if op.kind == "compute" else 1.0)
+        self.beside += cost.slowed or cost.seconds * (self.slow if op.kind == "compute" else 1.0)
         self.exposed += cost.seconds if op.kind == "collective" else cost.exposed
-        self.known = self.known or cost.beside > 0
+        self.known = self.known or cost.slowed > 0
         self.begun, self.lane = True, (op.lane, op.blocking)
         self.source = _weaker(self.source, cost.source)
 
     @property
     def cost(self) -> Cost:
         beside = self.beside if self.known else 0.0
-        return Cost(self.device, self.source, host=self.host, ready=self.ready, beside=beside, exposed=self.exposed)
+        return Cost(self.device, self.source, host=self.host, ready=self.ready, slowed=beside, exposed=self.exposed)
 
 
 def _ready(cost: Cost) -> float:

@@ -156,4 +156,4 @@ class Lanes:
 
 def _beside(state: RankState, item: Item) -> float:
     """Share of its speed that a kernel, or what was made of several, has beside a collective."""
-    return item.cost.seconds / item.cost.beside if item.cost.beside else 1.0 / state.slow
+    return item.cost.seconds / item.cost.slowed if item.cost.slowed else 1.0 / state.slow

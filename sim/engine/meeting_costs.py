@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from sim.cost.price import Cost, Pricer, met
-from sim.engine.apart import worked
 from sim.engine.crowds import Beside, CostOf, Twin, crowds_of
 from sim.engine.fold import Passage
 from sim.engine.groups import Groups
 from sim.engine.orbits import on_orbits, orbits
+from sim.engine.worked import worked
 from sim.mesh import peer_of
 from sim.program import HOST, Op, Program
 
@@ -70,13 +70,13 @@ class MeetingCosts:
 
     def _after(self, op: Op, cost: Cost, rank: int) -> Cost:
         """A meeting's cost after what the rank computes before it."""
-        if not cost.apart and not cost.wander:
+        if not cost.drift and not cost.wander:
             return cost
         found = self._worked.get(rank)
         if found is None:
             calls = (call.segment for call in self._program.threads(rank)[HOST])
             found = self._worked[rank] = worked(calls, self._program.segments, lambda op: self._pricer.local(op, rank).seconds)
-        return met(cost, found.get(id(op), cost.after))
+        return met(cost, found.get(id(op), cost.drift_after))
 
     def _hop(self, op: Op, rank: int) -> Cost:
         """A message from `rank`. Where its peer is simulated as `rank` is, it arrives at `rank` from who is as far before: the links at its

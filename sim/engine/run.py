@@ -87,7 +87,7 @@ class Engine:
         self.meetings.check_empty()
         stuck = [thread for thread in threads if not thread.done]
         if stuck:
-            names = ", ".join(f"rank {t._state.rank} {t.name}" for t in stuck[:8])
+            names = ", ".join(f"rank {t.rank} {t.name}" for t in stuck[:8])
             raise BadInput(f"the program deadlocks: these threads wait for an event that never comes: {names}")
         return self._trace()
 
@@ -113,15 +113,15 @@ class Engine:
                 item.after, item.bound = last.after, "peer"
             item.cost = replace(cost, host=item.cost.host, ready=item.cost.ready)
         # A message holds one or two SMs, a collective one for each channel: only the latter slows compute.
-        beside = [self.states[item.rank] for item in items if item.lane != COMPUTE and item.op.kind == "collective"]
+        slowed = [self.states[item.rank] for item in items if item.lane != COMPUTE and item.op.kind == "collective"]
 
         def begin() -> None:
-            for state in beside:
+            for state in slowed:
                 self.lanes.comm_changed(state, +1)
             self.lanes.flow(last, end)
 
         def end() -> None:
-            for state in beside:
+            for state in slowed:
                 self.lanes.comm_changed(state, -1)
             for item in items:
                 state = self.states[item.rank]
@@ -155,9 +155,9 @@ class Engine:
             program.world,
             program.steps,
             weight,
-            self._memory() if self.detail else {},
-            {"program": program.name, "backend": "gloo" if program.device == "cpu" else "nccl"},
-            -2 if program.steps > 2 and any(len(program.threads(rank)) > 1 for rank in self.states) else -1,
+            memory=self._memory() if self.detail else {},
+            meta={"program": program.name, "backend": "gloo" if program.device == "cpu" else "nccl"},
+            reported=-2 if program.steps > 2 and any(len(program.threads(rank)) > 1 for rank in self.states) else -1,
         )
         if program.device == "cpu" and trace.reported < -1:
             trace.reported = while_loaded(trace)

@@ -18,7 +18,7 @@ class Thread:
     """One CPU thread of one rank. `ops`: what it issues, with the cost and the FLOPs of each."""
 
     def __init__(self, name: str, state: RankState, ops: Iterator[tuple[Call, Op, Cost, float]], lanes: Lanes) -> None:
-        self.name, self._state, self._ops, self._lanes = name, state, ops, lanes
+        self.name, self.rank, self._state, self._ops, self._lanes = name, state.rank, state, ops, lanes
         self.clock = 0.0
         self.done = False
         self._freed_by: Item | None = None
@@ -33,7 +33,7 @@ class Thread:
             self._freed = True
             return
         self._issuing = True
-        rank, name = self._state.rank, self.name
+        rank, name = self.rank, self.name
         for call, op, cost, flops in self._ops:
             item = Item(rank, name, call, op, cost, flops, self.clock)
             item.after, item.bound = self._freed_by, "host"

@@ -75,8 +75,8 @@ def _local(op: Op, cost: Cost) -> dict[str, Attr]:
         attrs["steptwin.share"] = share
         if cost.latency > 0:
             attrs["steptwin.latency"] = cost.latency
-    if cost.beside:
-        attrs["steptwin.slowed"] = cost.beside
+    if cost.slowed:
+        attrs["steptwin.slowed"] = cost.slowed
     if op.kind == "compute":
         attrs |= {"num_ops": int(op.flops), "tensor_size": int(sum(work.bytes for work in op.works))}
     elif op.kind == "copy":

@@ -128,7 +128,7 @@ class Replayed(Derived):
         if taken.seconds == UNTIMED:
             return Cost(self._roofline(op, rank), "assumed")
         if taken.share is None:
-            return Cost(taken.seconds, "measured", beside=taken.slowed)
+            return Cost(taken.seconds, "measured", slowed=taken.slowed)
         uses = uses_of(taken.share, taken.moved, taken.seconds - taken.latency, rank, self._machine)
         return Cost(taken.seconds, "measured", taken.latency, uses)
 

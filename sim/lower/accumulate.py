@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from sim.lower.job import Job
 from sim.lower.ops import compute
 from sim.lower.template import PartOps, name_of
@@ -10,13 +12,13 @@ from sim.work import MemoryBound, Work
 
 COPY = "grad.copy"
 """Class of the kernels that move gradients: to those before, into and out of buckets."""
-WAYS = ("add", "cast", "more")
-"""How a micro-batch's gradients join the others': added to them in their own dtype; or kept in the dtype that travels, the first by a cast,
-further ones added to it."""
+Way = Literal["", "add", "cast", "more"]
+"""How a micro-batch's gradients join the others': there are none; added to them in their own dtype; or kept in the dtype that travels, the first by a
+cast, further ones added to it."""
 
 
-def accumulate(job: Job, part: PartOps, how: str) -> tuple[Op, ...]:
-    """What joins the part's new gradients to those of other micro-batches: autograd's add, one kernel a tensor. "": there are none.
+def accumulate(job: Job, part: PartOps, how: Way) -> tuple[Op, ...]:
+    """What joins the part's new gradients to those of other micro-batches: autograd's add, one kernel a tensor.
 
     Megatron's GEMMs add by themselves; what other kernels make is added to the main gradient in every micro-batch.
     """

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from sim.lower.accumulate import WAYS, accumulate
+from sim.lower.accumulate import Way, accumulate
 from sim.lower.job import Job
 from sim.lower.short import Shortener
 from sim.lower.template import BlockOps, Ops, PartOps, Template
@@ -30,12 +30,39 @@ class Chunk(NamedTuple):
     kind: tuple[Template, ...]
 
 
-def alone(chunk: Chunk, variant: str) -> Ops:
+class Variant(NamedTuple):
+    """A pass, and what differs between those of one stage's micro-batches."""
+
+    base: Literal["fwd", "bwd", "wgrad"]
+    """Forward, backward (whole, or of the input alone), or the gradients of weights alone."""
+    input_only: bool = False
+    gathers: bool = False
+    """A forward that gathers parameters which later ones reuse."""
+    how: Way = ""
+    """How its gradients join those of micro-batches before."""
+    sync: Literal["", "sync", "sync0"] = ""
+    """Gradients leave with it: in the buckets of any step, or of the first."""
+    later: bool = False
+    """Not the first of its step, where that costs another time (`sim.program.LATER`)."""
+    beside: bool = False
+    """Other stages' parameters travel meanwhile."""
+
+    @property
+    def name(self) -> str:
+        """Of its segment: all of it spelled out."""
+        flags = ("input" * self.input_only, "gather" * self.gathers, self.how, self.sync)
+        return ".".join([self.base, *filter(None, flags)]) + LATER * self.later + ".beside" * self.beside
+
+
+FORWARD = Variant("fwd")
+
+
+def alone(chunk: Chunk, variant: Variant) -> Ops:
     """A pass beside which nothing runs."""
     line = list(zip(chunk.kind, chunk.blocks, strict=True))
 
     def blocks() -> list[Ops]:
-        return [_line(chunk, kind, block, variant, False) for kind, block in (line if variant == "fwd" else reversed(line))]
+        return [_line(chunk, kind, block, variant, False) for kind, block in (line if variant.base == "fwd" else reversed(line))]
 
     short = chunk.short
     if short and not any(short.open(block.name) for block in chunk.blocks):
@@ -43,18 +70,18 @@ def alone(chunk: Chunk, variant: str) -> Ops:
     return tuple(op for ops in blocks() for op in ops)
 
 
-def beside(chunk: Chunk, variant: str) -> Ops:
+def beside(chunk: Chunk, variant: Variant) -> Ops:
     """A pass beside which other stages' parameters travel."""
-    pieces = forward(chunk) if variant == "fwd" else [ops for _, ops in backward(chunk, variant)]
+    pieces = forward(chunk) if variant.base == "fwd" else [ops for _, ops in backward(chunk, variant)]
     return tuple(op for ops in pieces for op in ops)
 
 
 def forward(chunk: Chunk) -> list[Ops]:
     """Each block's forward, beside which parameters travel."""
-    return [_line(chunk, kind, block, "fwd", True) for kind, block in zip(chunk.kind, chunk.blocks, strict=True)]
+    return [_line(chunk, kind, block, FORWARD, True) for kind, block in zip(chunk.kind, chunk.blocks, strict=True)]
 
 
-def backward(chunk: Chunk, variant: str, cuts: Collection[tuple[str, str]] = ()) -> Pieces:
+def backward(chunk: Chunk, variant: Variant, cuts: Collection[tuple[str, str]] = ()) -> Pieces:
     """Backward beside which gradients travel, last part first: part by part, or in short block by block, where a piece ends with each
     (block, part) of `cuts`."""
     ends: dict[str, set[str]] = {}
@@ -74,22 +101,22 @@ def backward(chunk: Chunk, variant: str, cuts: Collection[tuple[str, str]] = ())
     return found
 
 
-def _line(chunk: Chunk, kind: Template, block: BlockOps, variant: str, beside: bool) -> Ops:
+def _line(chunk: Chunk, kind: Template, block: BlockOps, variant: Variant, beside: bool) -> Ops:
     """A block's pass; `beside`: messages may run beside it."""
     make = partial(_runs, chunk, block, variant)
     short = chunk.short
     if short is None or short.open(block.name):
         return tuple(op for ops in make() for op in ops)
-    return short.line((kind, variant.removesuffix(LATER).removesuffix(".sync").removesuffix(".sync0")), make, beside)
+    return short.line((kind, variant._replace(sync="", later=False, beside=False)), make, beside)
 
 
-def _runs(chunk: Chunk, block: BlockOps, variant: str) -> list[Ops]:
-    if variant == "fwd":
+def _runs(chunk: Chunk, block: BlockOps, variant: Variant) -> list[Ops]:
+    if variant.base == "fwd":
         return [part.forward for part in block.parts]
     return [ops for _, runs in _parts(chunk, block, variant) for ops in runs]
 
 
-def _cut(chunk: Chunk, block: BlockOps, variant: str, ends: Collection[str]) -> Pieces:
+def _cut(chunk: Chunk, block: BlockOps, variant: Variant, ends: Collection[str]) -> Pieces:
     """A block in short, in a piece for each of `ends`."""
     assert chunk.short
     found: Pieces = []
@@ -102,19 +129,17 @@ def _cut(chunk: Chunk, block: BlockOps, variant: str, ends: Collection[str]) -> 
     return found
 
 
-def _parts(chunk: Chunk, block: BlockOps, variant: str) -> list[Loose]:
-    """A block's backward part by part, last part first; a flag of `WAYS` says how its gradients join those that are there."""
-    base, *flags = variant.split(".")
-    how = next((flag for flag in flags if flag in WAYS), "")
+def _parts(chunk: Chunk, block: BlockOps, variant: Variant) -> list[Loose]:
+    """A block's backward part by part, last part first."""
     short = chunk.short
     found: list[Loose] = []
-    again = block.prelude if base == "bwd" else ()
+    again = block.prelude if variant.base == "bwd" else ()
     for part in reversed(block.parts):
-        ops = part.wgrad if base == "wgrad" else part.backward if "input" in flags else part.joint
+        ops = part.wgrad if variant.base == "wgrad" else part.backward if variant.input_only else part.joint
         added: Ops = ()
-        if "input" not in flags:
-            make = partial(accumulate, chunk.job, part, how)
-            added = short.once(part.part, how, make) if short else make()
+        if not variant.input_only:
+            make = partial(accumulate, chunk.job, part, variant.how)
+            added = short.once(part.part, variant.how, make) if short else make()
         found.append((part, [again, ops, added]))
         again = ()
     return found

@@ -26,9 +26,9 @@ def shared(job: Job) -> bool:
     return job.train and job.framework.linears.fp8_scaling == "shared" and job.plan.precision == "fp8" and job.size(GROUP) > 1
 
 
-def with_scales(job: Job, variant: str, ops: Iterable[Op], blocks: Iterable[Block]) -> tuple[Op, ...]:
-    """A stage's pass with the comparison of its largest values: after forward; of backward at its begin, which costs the same as at its end."""
-    which = variant.split(".")[0]
+def with_scales(job: Job, which: str, ops: Iterable[Op], blocks: Iterable[Block]) -> tuple[Op, ...]:
+    """A stage's pass with the comparison of its largest values: after forward; of backward at its begin, which costs the same as at its end. `which`: fwd, bwd or
+    wgrad."""
     linears = _linears(blocks) if which in _EACH and shared(job) else 0
     if not linears:
         return tuple(ops)

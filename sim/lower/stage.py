@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from sim.lower import ends, passes
+from sim.lower.accumulate import Way
 from sim.lower.blocks import lower_block
 from sim.lower.data_parallel import fsdp, replicate, sharded
 from sim.lower.data_parallel.buckets import Bucket, buckets_of, rebuilds
@@ -19,14 +20,14 @@ from sim.lower.data_parallel.units import Unit, units_of
 from sim.lower.input import take
 from sim.lower.job import Job
 from sim.lower.offload import offload
-from sim.lower.passes import Chunk
+from sim.lower.passes import Chunk, Variant
 from sim.lower.scales import with_scales
 from sim.lower.short import Shortener
 from sim.lower.template import TEMPLATE, BlockOps, Template, Templates, renamed
 from sim.model.layers.redo import sent_away, whole_again
 from sim.model.parts import Block
 from sim.model.stages import layout
-from sim.program import LATER, Op
+from sim.program import Op
 from sim.schedule import placement
 
 Named = tuple[tuple[str, Block], ...]
@@ -88,7 +89,7 @@ class StageSegments:
         self._segments = segments
         self.further: list[StageSegments] = []
         """The rank's stages after its first (of which this is then one), in the order of use."""
-        self._variants: dict[tuple[str, bool, bool, bool, bool], str] = {}
+        self._variants: dict[tuple[str, bool, bool, bool, bool], Variant] = {}
         self._buckets: dict[int, list[Bucket]] = {}
         self.like = stage.index
         """The first stage that runs the same ops, if names do not matter: they share their segments."""
@@ -125,11 +126,11 @@ class StageSegments:
         key = (kind, begins, first, last, beside)
         variant = self._variants.get(key)
         if variant is None:
-            variant = self._variants[key] = _variant(self.job, kind, 0 if begins else 1, first, last) + ".beside" * beside
-        name = self.tag + variant
+            variant = self._variants[key] = _variant(self.job, kind, 0 if begins else 1, first, last)._replace(beside=beside)
+        name = self.tag + variant.name
         if name not in self._segments:
             blocks = (block for _, block in self.stage.blocks)
-            self._segments[name] = with_scales(self.job, variant, _build(self.job, self, variant), blocks)
+            self._segments[name] = with_scales(self.job, variant.base, _build(self.job, self, variant), blocks)
         return name
 
     def buckets(self, step: int) -> list[Bucket]:
@@ -193,30 +194,32 @@ def syncs(job: Job, last: bool) -> bool:
     return last or job.zero == 2 or (job.zero == 3 and job.size("pp") == 1)
 
 
-def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> str:
-    """The segment's name: what differs between micro-batches is spelled out in it."""
+def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> Variant:
+    """What an action of `sim.schedule` runs."""
     if kind == "F":
-        return "fwd.gather" if first and _gathers(job, step) else "fwd"
+        return Variant("fwd", gathers=first and _gathers(job, step))
     if kind == "I":
-        return "bwd.input"
-    name = "bwd" if kind == "B" else "wgrad"
-    name += _accumulates(job, first)
-    if syncs(job, last) and not job.reduces_apart:
-        name += ".sync0" if step == 0 and rebuilds(job) else ".sync"
-    return name + LATER if job.zero == 3 and job.size("pp") == 1 and not first else name
+        return Variant("bwd", input_only=True)
+    leave = syncs(job, last) and not job.reduces_apart
+    return Variant(
+        "bwd" if kind == "B" else "wgrad",
+        how=_accumulates(job, first),
+        sync="" if not leave else "sync0" if step == 0 and rebuilds(job) else "sync",
+        later=job.zero == 3 and job.size("pp") == 1 and not first,
+    )
 
 
-def _accumulates(job: Job, first: bool) -> str:
+def _accumulates(job: Job, first: bool) -> Way:
     """How a micro-batch's gradients join those before (`sim.lower.accumulate`). Shards of ZeRO-2 and -3 are summed as they arrive.
 
     A pipeline's FSDP keeps whole gradients until the last backward (`set_requires_gradient_sync(False)` in torch's pipelining/stage.py), in
     the dtype that travels (to_accumulated_grad_if_needed in FSDP2's _fsdp_param.py).
     """
     if job.zero < 2:
-        return "" if first else ".add"
+        return "" if first else "add"
     if job.zero == 2 or job.size("pp") == 1:
         return ""
-    return ".more" if not first else ".cast" if job.param_bytes != job.reduce_bytes else ""
+    return "more" if not first else "cast" if job.param_bytes != job.reduce_bytes else ""
 
 
 def _gathers(job: Job, step: int) -> bool:
@@ -226,19 +229,18 @@ def _gathers(job: Job, step: int) -> bool:
     return job.gathers_ahead and step > 0
 
 
-def _build(job: Job, stage: StageSegments, variant: str) -> Iterable[Op]:
-    base, *flags = variant.split(".")
-    if flags[-1:] == ["beside"]:
-        return passes.beside(stage.chunk, variant.removesuffix(".beside"))
+def _build(job: Job, stage: StageSegments, variant: Variant) -> Iterable[Op]:
+    if variant.beside:
+        return passes.beside(stage.chunk, variant)
     inline = job.zero == 3 and (job.size("pp") == 1 or not job.train)  # parameters are gathered in every pass
-    if not inline and not {"gather", "sync", "sync0"} & set(flags):
+    if not inline and not variant.gathers and not variant.sync:
         return passes.alone(stage.chunk, variant)
-    if base == "fwd":
+    if variant.base == "fwd":
         return _gathering(job, stage)
     if job.zero == 3:
         pieces = passes.backward(stage.chunk, variant)
-        return fsdp.backward(job, stage.chunk.blocks, stage.units, pieces, stage.tag, "sync" in flags, variant.endswith(LATER))
-    buckets = stage.buckets(0 if "sync0" in flags else 1)
+        return fsdp.backward(job, stage.chunk.blocks, stage.units, pieces, stage.tag, variant.sync == "sync", variant.later)
+    buckets = stage.buckets(0 if variant.sync == "sync0" else 1)
     pieces = passes.backward(stage.chunk, variant, {bucket.last for bucket in buckets})
     return replicate.reduce_gradients(job, pieces, buckets, sharded.messages if job.zero else replicate.all_reduce)
 

@@ -77,11 +77,14 @@ def lower(
     templates: Templates = short.templates if short else {}
     stages = [stage_segments(job, stage, segments, templates, short) for stage in stages_of(job)]
     places = places_of(job)
-    kinds = list(dict.fromkeys({id(place): place for place in places}.values()))
+    kinds = list(
+        dict.fromkeys({id(place): place for place in places}.values())
+    )  # ranks share these: by id first, as to compare them is slow
     for stage in stages[: job.size("pp")]:
         stage.further += [other for other in stages[job.size("pp") :] if other.stage.rank == stage.stage.rank]
     pair(stages)
     turns = microbatches_of(job, segments)
+    names = {place: place.name for place in kinds}
     roles = {place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments, turns) for place in kinds}
     return Program(
         name=plan.name or plan.model_name,
@@ -89,9 +92,7 @@ def lower(
         mesh=job.mesh,
         segments=called(segments, roles),
         roles=roles,
-        role_of=tuple(map({place: place.name for place in kinds}.__getitem__, places))
-        if len(kinds) > 1
-        else (kinds[0].name,) * len(places),
+        role_of=tuple(names[place] for place in places) if len(kinds) > 1 else (kinds[0].name,) * len(places),
         steps=steps,
         resident={} if short else resident_bytes(job),
         notes=notes(job),

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from sim.framework.chosen import keeps_among, sharding_of, zero_of
 from sim.framework.framework import Framework
-from sim.lower.data_parallel.buckets import named
+from sim.lower.data_parallel.buckets import asked_bucket
 from sim.lower.optimizer import muon, outer
 from sim.lower.optimizer.owned import copy_width, flat_bytes, moment_width, shard_width, states
 from sim.memory.overhead import constants
@@ -116,7 +116,7 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     habits = framework.data_parallel
     if habits.sums_as_ddp(zero) and summed and habits.packs_gradients and not framework.linears.accumulates:
         buckets = trained * (BYTES[framework.precision.grad_dtype] + sent if framework.precision.casts else sent)
-        found += min(buckets, named(plan, framework) or 0) if habits.bucket else buckets
+        found += min(buckets, asked_bucket(plan, framework) or 0) if habits.bucket else buckets
     if zero == 1 and summed and framework.precision.sums_apart and framework.precision.casts:
         found += trained * sent
     if framework.linears.accumulates and train:
@@ -134,7 +134,7 @@ def _packed(plan: Plan, framework: Framework, zero: int) -> int:
         return 0
     if zero == 3:
         return habits.bucket << 20
-    return (named(plan, framework) or 0) * (2 if habits.overlap_grad and plan.comm.overlap else 1)
+    return (asked_bucket(plan, framework) or 0) * (2 if habits.overlap_grad and plan.comm.overlap else 1)
 
 
 def _joined(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], gradients: float) -> float:
@@ -142,7 +142,7 @@ def _joined(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], gradie
     in this stage it turns contiguous gradients off: runtime/engine.py). `gradients`: bytes of all, which fill no bucket where they are fewer."""
     largest = max((max(part.tensors) for chunk in chunks for _, block in chunk for part in block.parts if part.tensors), default=0)
     copied = framework.data_parallel.packs_gradients and plan.update.summed
-    return max(min(named(plan, framework) or 0, gradients), BYTES[framework.precision.grad_dtype] * largest) if copied else 0.0
+    return max(min(asked_bucket(plan, framework) or 0, gradients), BYTES[framework.precision.grad_dtype] * largest) if copied else 0.0
 
 
 def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tied: bool) -> float:

@@ -49,7 +49,7 @@ class Uneven(Derived):
             # A chain ends one launch after its device time, or one kernel after its launches, whichever is the slower chain.
             ready = seconds + ready - cost.seconds if cost.seconds >= cost.host else cost.host + (ready - cost.host) * load
             ready = max(ready, seconds)
-        return msgspec.structs.replace(cost, seconds=seconds, ready=ready, beside=cost.beside * load)
+        return msgspec.structs.replace(cost, seconds=seconds, ready=ready, slowed=cost.slowed * load)
 
 
 def _larger(op: Op, cost: Cost, load: float) -> Cost:

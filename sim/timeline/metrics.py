@@ -16,7 +16,7 @@ from sim.program import COMPUTE, EVENTS, MEETING, ORDERS, PINNER
 from sim.trace import Span, Trace
 
 CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "bubble_s", "host_s")
-_BUBBLE, _HOST = CLASSES.index("bubble_s"), CLASSES.index("host_s")
+_COMPUTE, _OPTIMIZER, _COMM, _OUTPUT, _DATA, _BUBBLE, _HOST = range(len(CLASSES))
 _FIRST = [next((at for at in range(len(CLASSES)) if classes >> at & 1), _BUBBLE) for classes in range(1 << len(CLASSES))]
 """Of each set of classes, as bits, the one that counts."""
 COMM = "comm"
@@ -111,15 +111,15 @@ def _class_of(span: Span) -> int | None:
     if span.kind == "wait":
         return _BUBBLE if span.lane == COMPUTE else None
     if span.cls == "data":
-        return 4 if span.kind in ("sync", "copy", "host") and not span.lane.startswith(("loader", PINNER)) else None
+        return _DATA if span.kind in ("sync", "copy", "host") and not span.lane.startswith(("loader", PINNER)) else None
     if span.cls == "output":
-        return 3
+        return _OUTPUT
     if span.kind == "compute":
-        return 1 if span.cls == "optimizer" else 0
+        return _OPTIMIZER if span.cls == "optimizer" else _COMPUTE
     if span.kind in MEETING:
-        return 2
+        return _COMM
     if span.kind == "copy":
-        return 2 if span.cls.startswith("comm") else 1 if span.cls == "optimizer" else 4
+        return _COMM if span.cls.startswith("comm") else _OPTIMIZER if span.cls == "optimizer" else _DATA
     return _HOST if span.kind == "host" and span.lane == "host" else None
 
 
@@ -138,7 +138,7 @@ def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
         if index is not None:
             occupied(span.start + span.wait, span.end - span.exposed, index)
             if span.exposed > 0:
-                occupied(span.end - span.exposed, span.end, 2)
+                occupied(span.end - span.exposed, span.end, _COMM)
         if span.wait > 0 and span.lane == COMPUTE:
             occupied(span.start, span.start + span.wait, _BUBBLE)
         if span.launch > 0:

@@ -28,7 +28,7 @@ def model(gpus: list[Element], nics: list[Element], notes: list[str]) -> str:
         if key:
             notes.append(f"GPU model assumed from its compute capability: {key}. Correct `gpu` if it is another.")
             return key
-    key = pci.usual(max(pci.generation(element.get("link_speed", "")) for element in (*gpus, *nics)))[0]
+    key = pci.usual(max(pci.pcie_generation(element.get("link_speed", "")) for element in (*gpus, *nics)))[0]
     notes.append(f"The file does not name the GPU; assumed from the PCIe generation: {key}. Correct `gpu` if it is another.")
     return key
 
@@ -81,7 +81,7 @@ def nic(element: Element, each: int, notes: list[str]) -> object:
     efa = pci.EFA.get(element.get("device", "").lower().removeprefix("0x"))
     if efa:
         return efa
-    usual = pci.usual(pci.generation(element.get("link_speed", "")))[1]
+    usual = pci.usual(pci.pcie_generation(element.get("link_speed", "")))[1]
     # NICs that share a GPU's switch share its lanes too: four below a gen5 switch have 100G each (AWS p5).
     gbit = int(usual.rsplit("-", 1)[1].removesuffix("g")) // each
     key = pci.nic_by_speed(gbit * 1000, infiniband) or usual

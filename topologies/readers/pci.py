@@ -58,7 +58,7 @@ _USABLE = {1: 3.2, 2: 6.4, 3: 12.5, 4: 25.0, 5: 53.0, 6: 105.0}
 _GENERATION = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 
-def generation(speed: str) -> int:
+def pcie_generation(speed: str) -> int:
     """PCIe generation of "16.0 GT/s PCIe"; 0 where the text says none."""
     match = re.match(r"\s*(\d+(?:\.\d+)?)\s*GT/s", speed)
     return _GENERATION.get(float(match.group(1)), 0) if match else 0
@@ -66,7 +66,7 @@ def generation(speed: str) -> int:
 
 def pcie_rate(speed: str, width: str) -> float:
     """Usable bytes per second of a link; 0.0 where the file leaves it open (NCCL then takes x16 gen3)."""
-    gen = generation(speed)
+    gen = pcie_generation(speed)
     lanes = int(width) if width.isdecimal() and len(width) <= 3 else 0
     return _USABLE[gen] * 1e9 * lanes / 16 if gen and 0 < lanes <= 32 else 0.0
 
@@ -98,7 +98,8 @@ _GENOA = frozenset(str(number) for number in (*range(0x10, 0x20), *range(0x60, 0
 
 
 def cpu_by_id(arch: str, vendor: str, family: str, model: str) -> str:
-    """The catalog's CPU of the same generation; "" for none that is known. NCCL writes AMD families as 143 (Zen 2) or 175 (Zen 3, Zen 4) too."""
+    """The catalog's CPU of the same generation; of a generation that it does not have, a recent one of the same vendor; "" for other vendors. NCCL writes
+    AMD families as 143 (Zen 2) or 175 (Zen 3, Zen 4) too."""
     if arch == "arm64":
         return "grace"
     if vendor == "AuthenticAMD":

@@ -53,8 +53,8 @@ def collective_cost(name: str, size: int, ranks: tuple[int, ...], topology: Topo
     else:
         full = shape.inter * shape.crossing if shape.nodes > 1 else shape.intra
         uses, payload = _uses(shape, topology, busy), min(1.0, choice.reach / full)
-    besides = _besides(choice, shape, topology) if shape.nodes > 1 else ()
-    return Cost(choice.seconds, "fitted", choice.latency, uses, payload=payload, besides=besides)
+    elsewhere = _elsewhere(choice, shape, topology) if shape.nodes > 1 else ()
+    return Cost(choice.seconds, "fitted", choice.latency, uses, payload=payload, elsewhere=elsewhere)
 
 
 def _uses(shape: GroupShape, topology: Topology, busy: float) -> tuple[tuple[str, float], ...]:
@@ -84,7 +84,7 @@ def _over_tree(choice: Choice, shape: GroupShape, topology: Topology, busy: floa
     return tuple((link, min(busy * amount, topology.rates[link])) for link, amount in crossed.items()), payload
 
 
-def _besides(choice: Choice, shape: GroupShape, topology: Topology) -> tuple[tuple[str, float], ...]:
+def _elsewhere(choice: Choice, shape: GroupShape, topology: Topology) -> tuple[tuple[str, float], ...]:
     """What a group on several nodes moves inside the first of them. (What goes over PCIe from a GPU to its NIC is not among it.)"""
     if choice.algorithm == "direct" and shape.pair_links:
         own = choice.inside / (shape.local - 1)

@@ -15,7 +15,7 @@ from sim.cost.collective.rates import (
     bus_factor,
     fabric,
     fill,
-    generation,
+    gpu_generation,
     inner_hop,
     inter_bandwidth,
     intra_bandwidth,
@@ -117,7 +117,7 @@ def _switch_rate(shape: GroupShape) -> float:
     direction. NCCL's tuner gives the share of the wire by architecture (`nvls_efficiency`), one factor holds for what is measured.
     """
     limits = params()["bandwidth"]
-    wire = shape.intra * float(limits[f"nvls_{generation(shape.arch)}"]) * float(limits["nvls"])
+    wire = shape.intra * float(limits[f"nvls_{gpu_generation(shape.arch)}"]) * float(limits["nvls"])
     return wire / (1.0 + 1.0 / shape.local)
 
 
@@ -173,7 +173,7 @@ def multicast(name: str, size: float, shape: GroupShape) -> Choice:
     `auto` leaves it out: the measured nodes run these on the ring.
     """
     latency = over_switch(float(params()["latency"]["nvls"]), IN_SWITCH - 1, shape) * 1e-6  # it adds or it copies
-    bus = shape.intra * float(params()["bandwidth"][f"nvls_gather_{generation(shape.arch)}"])
+    bus = shape.intra * float(params()["bandwidth"][f"nvls_gather_{gpu_generation(shape.arch)}"])
     carry = size * bus_factor(name, shape.ranks) / bus
     return Choice(latency + carry + fill(latency, carry, "nvls"), latency, "nvls", "Simple", bus, carry, bus)
 

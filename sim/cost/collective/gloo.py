@@ -40,7 +40,7 @@ def gloo_cost(
 ) -> Cost:
     """Seconds of one collective of `size` bytes (the whole array) over `ranks` processes of one host.
 
-    `table`: after `after` seconds of work of each rank, `again`: after none (`Cost.apart`); `wander`: `Cost.wander`. `uses` names the pseudo-resource `cores`: how
+    `table`: after `after` seconds of work of each rank, `again`: after none (`Cost.drift`); `wander`: `Cost.wander`. `uses` names the pseudo-resource `cores`: how
     many cores all members together keep busy while it runs.
     """
     if ranks < 2 and name not in ("send", "recv"):
@@ -50,8 +50,10 @@ def gloo_cost(
         seconds, cpu = _read(points, size)
         share = min(1.0, cpu / seconds) if seconds > 0 else 0.0
         close = _points(name, ranks, again)  # its own alone: a message has none, as it always comes after work
-        apart = max(0.0, 1.0 - _read(close, size)[0] / seconds) if close and after > 0 and seconds > 0 else 0.0
-        return Cost(seconds, "measured", uses=(("cores", ranks * share),) if share > 0 else (), apart=apart, after=after, wander=wander)
+        drift = max(0.0, 1.0 - _read(close, size)[0] / seconds) if close and after > 0 and seconds > 0 else 0.0
+        return Cost(
+            seconds, "measured", uses=(("cores", ranks * share),) if share > 0 else (), drift=drift, drift_after=after, wander=wander
+        )
     seconds = (ranks - 1) * _TWICE.get(name, 1.0) * ALPHA + _moved(name, size, ranks) / BETA
     return Cost(seconds, "assumed", uses=(("cores", ranks * 0.5),))
 
@@ -82,7 +84,7 @@ def over_hosts(cost: Cost, name: str, size: int, shape: GroupShape, rates: Mappi
     if seconds == cost.seconds:
         return replace(cost, uses=(*cost.uses, *links))
     cores = tuple((core, amount * cost.seconds / seconds) for core, amount in cost.uses)
-    return replace(cost, seconds=seconds, source="assumed", apart=0.0, uses=(*links, *cores))
+    return replace(cost, seconds=seconds, source="assumed", drift=0.0, uses=(*links, *cores))
 
 
 def _points(name: str, ranks: int, table: Sequence[Sample]) -> list[tuple[int, float, float]]:

@@ -41,7 +41,7 @@ def scaled(microseconds: float, shape: GroupShape) -> float:
     return cycles * dies / (shape.clock or float(table["reference"]) * 1e9)
 
 
-def generation(arch: str) -> str:
+def gpu_generation(arch: str) -> str:
     """The architecture whose constants NCCL takes for `arch`: by compute capability, Volta, Ampere, Hopper or Blackwell (tuning.cc)."""
     digits = arch.removeprefix("sm")
     if not digits.isdigit():
@@ -107,7 +107,7 @@ def levels(shape: GroupShape) -> int:
 
 def by_arch(table: dict[str, Any], key: str, arch: str) -> float:
     """A value that may be given for an architecture (`key_sm80`, and those that NCCL counts with it), else the one for others (`key`)."""
-    return float(table.get(f"{key}_{generation(arch)}", table[key]))
+    return float(table.get(f"{key}_{gpu_generation(arch)}", table[key]))
 
 
 def intra_bandwidth(name: str, shape: GroupShape) -> float:

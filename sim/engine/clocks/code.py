@@ -93,7 +93,7 @@ class Assembler:
             uses,
             share,
             op.kind == "compute",
-            cost.seconds / cost.beside if cost.beside else 1.0 / state.slow,
+            cost.seconds / cost.slowed if cost.slowed else 1.0 / state.slow,
             self._seats.of(op, state.rank) if meets else None,
             self._beside(op),
             op.kind in MESSAGE,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import cast
 
 from sim.engine.inorder.moves import BESIDE, MEET, PLAIN, WIRE, Arrival, Code, End, Lane, Line, Move, Rank, Unordered
 from sim.engine.inorder.sheet import Sheet, Unbound, free_of
@@ -81,7 +80,7 @@ class Arranger:
         """The sheet's moves as this rank's. Raises `Unordered` for a device lane that two threads put ops on."""
         if len(rank.threads) > 1 or not sheet.lanes.keys() <= rank.lanes.keys():
             self._takes(rank, thread, sheet)
-        moves = cast(list[Move], sheet.moves)  # but for those that meet others
+        moves = sheet.plain
         if sheet.meets:
             moves = moves.copy()
             for at in sheet.meets:

@@ -10,12 +10,22 @@ from collections.abc import Generator, Sequence
 
 from sim.engine.seats import Seat, Table
 
-TAKE, KERNEL, JOIN, WIRE, WAIT, RECORD, MEET, ASIDE, BESIDE, PLAIN, PASS, RECORDED, AWAIT, DRAIN, HOLD = range(15)
-"""What a move does. On the compute lane: a kernel that collectives slow, behind an event or not. There, and at once on another lane: an event
-that is recorded and waited for; this, then a message on a wire (`wires`), and an event when that has ended. On any device lane: an event
-waited for or recorded; what needs other ranks; a kernel elsewhere; a collective that slows kernels, and an event when that has ended;
-anything else that only takes time. On the thread: time passes; an event is recorded; it waits for an event, for lanes, or for the lane on
-which it has just put something."""
+# What a move does. Plain numbers: the innermost loop of `run` compares them, and members of an enum take several times as long.
+TAKE = 0  # the compute lane waits for an event, then runs a kernel
+KERNEL = 1  # a kernel on the compute lane, which collectives may slow
+JOIN = 2  # an event recorded on the compute lane, and waited for on another at once
+WIRE = 3  # JOIN, then a message on a wire (`wires`), then an event when it has ended
+WAIT = 4  # a device lane waits for an event
+RECORD = 5  # an event is recorded on a device lane
+MEET = 6  # what needs other ranks
+ASIDE = 7  # a kernel on another lane than compute
+BESIDE = 8  # a collective that slows kernels, then an event when it has ended
+PLAIN = 9  # anything else on a device lane that only takes time
+PASS = 10  # the thread's time passes
+RECORDED = 11  # the thread records an event
+AWAIT = 12  # the thread waits for an event
+DRAIN = 13  # the thread waits for lanes
+HOLD = 14  # the thread waits for the lane on which it has just put something
 
 
 class Unordered(Exception):

@@ -7,6 +7,7 @@ another lane, or the thread, waits for them; the order on each lane, and when th
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from typing import NamedTuple
 
 from sim.cost.price import Cost
 from sim.engine.fuse import Priced
@@ -25,12 +26,25 @@ from sim.engine.inorder.moves import (
     TAKE,
     WAIT,
     WIRE,
+    Move,
     Unordered,
 )
 from sim.program import COMPUTE, MEETING, MESSAGE, Op
 
-Unbound = tuple[int, str, float, float, str, int | None, float, Op | None]
-"""A `Move` with the op that meets others in place of its seat."""
+
+class Unbound(NamedTuple):
+    """A `Move` of no rank yet: the op that meets others is in place of its seat."""
+
+    does: int
+    lane: str
+    at: float = 0.0
+    """Its earliest start, seconds after the thread's clock."""
+    seconds: float = 0.0
+    event: str = ""
+    shift: int | None = None
+    share: float = 0.0
+    """Of its speed that a kernel has beside a collective; of JOIN and WIRE: when compute's event is recorded, after the thread's clock."""
+    op: Op | None = None
 
 
 class Sheet:
@@ -53,27 +67,29 @@ class Sheet:
         for op, cost in ops:
             self.common = self.common and not cost.uses
             if op.lane == thread:
-                self._does(op, cost)
+                self._run_on_thread(op, cost)
             else:
-                self._queues(op, cost)
+                self._put_on_lane(op, cost)
         self.moves = _joined(self.moves + self._held, slow)
-        self.meets = [at for at, move in enumerate(self.moves) if move[7] is not None]
+        self.meets = [at for at, move in enumerate(self.moves) if move.op is not None]
         """Which of the moves are a rank's own."""
+        self.plain: list[Move] = [(*move[:7], None) for move in self.moves]
+        """As `run` takes them: plain tuples, which unpack faster. Those of `meets` are filled in rank by rank."""
 
-    def _does(self, op: Op, cost: Cost) -> None:
+    def _run_on_thread(self, op: Op, cost: Cost) -> None:
         """What the thread does itself."""
         own = self._thread
         if op.kind == "record":
             self.clock += cost.host
-            self.moves.append((RECORDED, own, self.clock, 0.0, op.event, op.shift, 0.0, None))
+            self.moves.append(Unbound(RECORDED, own, self.clock, event=op.event, shift=op.shift))
         elif op.kind in ("wait", "sync"):
-            self._stop((AWAIT if op.event else DRAIN, own, cost.host, 0.0, op.event or op.name, op.shift, 0.0, None))
+            self._flush_and_wait(Unbound(AWAIT if op.event else DRAIN, own, cost.host, event=op.event or op.name, shift=op.shift))
         elif op.kind in MEETING:
             raise Unordered
         else:
             self.clock += cost.seconds
 
-    def _queues(self, op: Op, cost: Cost) -> None:
+    def _put_on_lane(self, op: Op, cost: Cost) -> None:
         """What the thread puts on a device lane."""
         name, kind = op.lane, op.kind
         if name not in self.lanes and (name not in self._wires or kind in MESSAGE):
@@ -81,65 +97,59 @@ class Sheet:
         at = self.clock + (cost.ready - cost.seconds if cost.ready else cost.host)
         self.clock += cost.host
         if kind == "record" or kind == "wait":
-            self._orders((RECORD if kind == "record" else WAIT, name, at, 0.0, op.event, op.shift, 0.0, None))
+            self._record_or_wait(Unbound(RECORD if kind == "record" else WAIT, name, at, event=op.event, shift=op.shift))
         elif kind in MEETING:
-            self._put((MEET, name, at, 0.0, "", None, 0.0, op))
+            self._append(Unbound(MEET, name, at, op=op))
         elif kind == "compute" and self._slow != 1.0:
-            share = cost.seconds / cost.beside if cost.beside else 1.0 / self._slow
-            self._put((KERNEL if name == COMPUTE else ASIDE, name, at, cost.seconds, "", None, share, None))
+            share = cost.seconds / cost.slowed if cost.slowed else 1.0 / self._slow
+            self._append(Unbound(KERNEL if name == COMPUTE else ASIDE, name, at, cost.seconds, share=share))
         else:
-            self._put((PLAIN, name, at, cost.seconds, "", None, 0.0, None))
+            self._append(Unbound(PLAIN, name, at, cost.seconds))
         if op.blocking:
-            self._stop((HOLD, name, 0.0, 0.0, "", None, 0.0, None))
+            self._flush_and_wait(Unbound(HOLD, name))
 
-    def _put(self, move: Unbound) -> None:
+    def _append(self, move: Unbound) -> None:
         """What takes time on a device lane."""
-        if move[1] in self._wires:
+        if move.lane in self._wires:
             last = self.moves[-1]
             # A message takes the place of the wait before it, and the record of its end is part of it.
-            if move[0] == RECORD:
-                self.moves[-1] = (*last[:4], move[4], move[5], *last[6:])
+            if move.does == RECORD:
+                self.moves[-1] = last._replace(event=move.event, shift=move.shift)
             else:
-                sent = move[7] if move[7] and move[7].kind == "send" else None  # what is received costs its rank nothing
-                self.moves[-1] = (WIRE, *move[1:4], "", None, last[6], sent)
+                sent = move.op if move.op and move.op.kind == "send" else None  # what is received costs its rank nothing
+                self.moves[-1] = move._replace(does=WIRE, share=last.share, op=sent)
         else:
-            (self._held if move[1] == COMPUTE else self.moves).append(move)
+            (self._held if move.lane == COMPUTE else self.moves).append(move)
 
-    def _orders(self, move: Unbound) -> None:
-        """A record or a wait."""
-        event = move[4]
-        if move[1] == COMPUTE:
+    def _record_or_wait(self, move: Unbound) -> None:
+        event, elsewhere = move.event, move.lane != COMPUTE
+        if not elsewhere:
             self._named.add(event)
         elif event in self._named:
-            self._let(event, move[0] == RECORD)
+            self._release(event, move.does == RECORD)
         last = self.moves[-1] if self.moves else None
-        if (
-            move[0] == WAIT
-            and move[1] != COMPUTE
-            and last
-            and last[:2] == (RECORD, COMPUTE)
-            and (last[4], last[5], move[5]) == (event, None, None)
-        ):
+        follows = last and (last.does, last.lane, last.event) == (RECORD, COMPUTE, event) and last.shift is move.shift is None
+        if last and follows and elsewhere and move.does == WAIT:
             # The commonest pair: the lane goes on where the compute lane is now.
-            self.moves[-1] = (JOIN, *move[1:6], last[2], None)
+            self.moves[-1] = move._replace(does=JOIN, share=last.at)
         else:
-            self._put(move)
+            self._append(move)
 
-    def _let(self, event: str, waits: bool) -> None:
+    def _release(self, event: str, waits: bool) -> None:
         """What is held back goes on, up to where it records the event, or (where that is recorded anew) also `waits` for it."""
         held = self._held
         for at in range(len(held) - 1, -1, -1):
-            if held[at][4] == event and (waits or held[at][0] == RECORD):
+            if held[at].event == event and (waits or held[at].does == RECORD):
                 self.moves += held[: at + 1]
                 del held[: at + 1]
                 return
 
-    def _stop(self, move: Unbound) -> None:
+    def _flush_and_wait(self, move: Unbound) -> None:
         """The thread waits: everything before is timed first."""
         self.moves += self._held
         self._held.clear()
         if self.clock:
-            self.moves.append((PASS, self._thread, self.clock, 0.0, "", None, 0.0, None))
+            self.moves.append(Unbound(PASS, self._thread, self.clock))
         self.moves.append(move)
         self.clock = 0.0
 
@@ -150,11 +160,12 @@ def _joined(moves: list[Unbound], slow: float) -> list[Unbound]:
     found: list[Unbound] = []
     last: Unbound | None = None
     for move in moves:
-        does = move[0]
-        if last and does == KERNEL and last[0] == WAIT and last[1] == COMPUTE:
-            found[-1] = last = (TAKE, COMPUTE, max(last[2], move[2]), move[3], last[4], last[5], move[6], None)
-        elif last and does == RECORD and slow != 1.0 and last[1] == move[1] != COMPUTE and last[7] and last[7].kind == "collective":
-            found[-1] = last = (*last[:4], move[4], move[5], *last[6:])
+        waits = last and (last.does, last.lane) == (WAIT, COMPUTE)
+        slows = last and slow != 1.0 and last.lane != COMPUTE and last.op and last.op.kind == "collective"
+        if last and waits and move.does == KERNEL:
+            found[-1] = last = move._replace(does=TAKE, at=max(last.at, move.at), event=last.event, shift=last.shift)
+        elif last and slows and move.does == RECORD and move.lane == last.lane:
+            found[-1] = last = last._replace(event=move.event, shift=move.shift)
         else:
             found.append(move)
             last = move

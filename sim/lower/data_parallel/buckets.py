@@ -24,10 +24,25 @@ Where = tuple[str, str]
 """(block, part)."""
 
 
+class Limits(NamedTuple):
+    """Bytes that close a bucket."""
+
+    first: float
+    later: float
+
+
+UNLIMITED = Limits(float("inf"), float("inf"))
+
+
 class Bucket(NamedTuple):
-    """Gradients that travel together."""
+    """Gradients that travel together.
+
+    One element has up to three widths: the bucket is cut by bytes of `grad_dtype` (what backward makes), travels in `Job.reduce_bytes`, and is copied
+    in and out as `sim.lower.data_parallel.replicate.packed` says.
+    """
 
     name: str
+    """`b0`, or `e0` of experts' own; of a later stage on the rank `stage1.b0`. Its ops are `grad/b0.all_reduce` and the like."""
     axis: str
     """Mesh axis over which they are averaged."""
     tensors: tuple[int, ...]
@@ -62,21 +77,25 @@ def trained(blocks: list[BlockOps]) -> list[PartOps]:
     return [part for block in reversed(blocks) for part in reversed(block.parts) if part.part.tensors and not part.part.frozen]
 
 
-def limits(job: Job, step: int, first: bool) -> tuple[float, float]:
-    """Bytes that close the first bucket and each later one. `first`: of the first stage, which backward ends with; Megatron cuts none of the others
-    (distributed_data_parallel.py: they are not on the critical path)."""
-    whole, said = float("inf"), named(job.plan, job.framework)
-    torchs = rebuilds(job) and not job.framework.data_parallel.bucket
-    if (not job.overlap_grad and not job.sums_at_end) or (step == 0 and torchs):
-        return whole, whole
-    if job.flat_gradients and not first and not job.framework.data_parallel.bucket:
-        return whole, whole
-    if said is None and job.flat_gradients:
-        said = int(max(40_000_000, 1_000_000 * job.size(job.data_axis)) * job.reduce_bytes)
-    return (said, said) if said is not None else (FIRST_BUCKET if torchs or job.zero == 0 else DEFAULT_BUCKET, DEFAULT_BUCKET)
+def limits(job: Job, step: int, first_stage: bool) -> Limits:
+    """Where buckets are cut. `first_stage`: backward ends with it."""
+    own_rule = not job.framework.data_parallel.bucket  # torch's or Megatron's, not so many bytes of what is ready
+    torch_rule = own_rule and rebuilds(job)
+    if not job.overlap_grad and not job.sums_at_end:
+        return UNLIMITED  # nothing to overlap: one message
+    if torch_rule and step == 0:
+        return UNLIMITED  # in the first step all are in one
+    if own_rule and job.flat_gradients and not first_stage:
+        return UNLIMITED  # Megatron cuts none of a later stage, as it is not on the critical path (distributed_data_parallel.py)
+    size = asked_bucket(job.plan, job.framework)
+    if size is None and job.flat_gradients:
+        size = int(max(40_000_000, 1_000_000 * job.size(job.data_axis)) * job.reduce_bytes)
+    if size is not None:
+        return Limits(size, size)
+    return Limits(FIRST_BUCKET if torch_rule or job.zero == 0 else DEFAULT_BUCKET, DEFAULT_BUCKET)
 
 
-def named(plan: Plan, framework: Framework) -> int | None:
+def asked_bucket(plan: Plan, framework: Framework) -> int | None:
     """Bytes of a message as the plan says them, or else the framework; None: by a rule of torch's or Megatron's own."""
     return (framework.data_parallel.bucket << 20 or None) if plan.comm.bucket is None else plan.comm.bucket
 
@@ -86,27 +105,31 @@ def rebuilds(job: Job) -> bool:
     return job.framework.data_parallel.sums_as_ddp(job.zero) and not job.flat_gradients
 
 
-def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "", first: bool = True) -> list[Bucket]:
-    """All buckets of one stage, in the order in which they become ready. Expert parameters have their own; groups of one rank
-    have none."""
+def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "", first_stage: bool = True) -> list[Bucket]:
+    """All buckets of one stage in step number `step` (torch cuts the first one's otherwise), in the order in which they become ready. Expert
+    parameters have their own; groups of one rank have none."""
     dense = job.data_axis if job.zero == 0 else "fsdp"
     split = job.zero > 0 and job.size("efsdp") > 1  # else each rank updates all of its experts, and sums their gradients as DDP does
     experts = ("efsdp" if split else "edp") if job.mesh.apart else dense
     parts, found = trained(blocks), list[Bucket]()
     if job.size(dense) > 1:
-        found += _cut(job, [p for p in parts if not (p.part.expert and experts != dense)], dense, step, f"{prefix}b", first)
+        found += _cut(job, [p for p in parts if not (p.part.expert and experts != dense)], dense, step, f"{prefix}b", first_stage)
     if experts != dense and job.size(experts) > 1:
-        found += _cut(job, [p for p in parts if p.part.expert], experts, step, f"{prefix}e", first)
+        found += _cut(job, [p for p in parts if p.part.expert], experts, step, f"{prefix}e", first_stage)
     return found
 
 
-def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str, first: bool) -> list[Bucket]:
-    limit, rest = limits(job, step, first)
+def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str, first_stage: bool) -> list[Bucket]:
+    limit, later = limits(job, step, first_stage)
     width = BYTES[job.framework.precision.grad_dtype]
     found: list[Bucket] = []
     tensors: list[int] = []
     blocks: set[str] = set()
     size, last = 0.0, ("", "")
+
+    def close() -> None:
+        found.append(Bucket(f"{prefix}{len(found)}", axis, tuple(tensors), last, frozenset(blocks), len(found)))
+
     for part in parts:
         last = (part.block, part.part.name)
         blocks.add(part.block)
@@ -114,8 +137,8 @@ def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str, firs
             tensors.append(elements)
             size += elements * width
             if size >= limit:
-                found.append(Bucket(f"{prefix}{len(found)}", axis, tuple(tensors), last, frozenset(blocks), len(found)))
-                tensors, blocks, size, limit = [], {part.block}, 0.0, rest
+                close()
+                tensors, blocks, size, limit = [], {part.block}, 0.0, later
     if tensors:
-        found.append(Bucket(f"{prefix}{len(found)}", axis, tuple(tensors), last, frozenset(blocks), len(found)))
+        close()
     return found

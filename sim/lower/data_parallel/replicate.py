@@ -89,8 +89,7 @@ def send(job: Job, bucket: Bucket, messages: Messages, last: bool = False) -> li
 
 
 def _prepared(job: Job, bucket: Bucket) -> list[Op]:
-    """Passes over a full bucket before it is sent: Megatron's look for values that are no numbers, which the host waits for, and the division by the
-    ranks."""
+    """Passes over a full bucket before it is sent: Megatron's look for values that are no numbers, and the division by the ranks."""
     name, habits, dtype = f"grad/{bucket.name}", job.framework.data_parallel, job.framework.precision.reduce_dtype
     size, ops = int(bucket.elements * job.reduce_bytes), list[Op]()
     if habits.checks_gradients and job.flat_gradients:

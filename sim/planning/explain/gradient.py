@@ -158,9 +158,9 @@ class _Walk:
         return found
 
     def _slowed(self, span: Span) -> float:
-        """How many times longer it takes beside a collective: some ops say so themselves (`Cost.beside`)."""
+        """How many times longer it takes beside a collective: some ops say so themselves (`Cost.slowed`)."""
         cost = self._cost_of(span)
-        return cost.beside / cost.seconds if cost is not None and cost.beside and cost.seconds else self._slow(span.rank)
+        return cost.slowed / cost.seconds if cost is not None and cost.slowed and cost.seconds else self._slow(span.rank)
 
     def _stretched(self, index: int, span: Span, begun: float, edges: list[tuple[float, int, int]], weight: float) -> float:
         """A kernel beside collectives: work = sum of rate x time between the moments at which the rate changes. Returns the weight of its

@@ -72,8 +72,8 @@ class Scaled(Derived):
             by_device, by_host = seconds + (ready - cost.seconds) * launch, spent + (ready - cost.host) * device
             ready = by_device if cost.seconds >= cost.host else by_host
         # What it uses (links, cores) is faster with it: contention stays what it was.
-        beside = cost.beside * device
-        return msgspec.structs.replace(cost, seconds=seconds, latency=cost.latency * device, host=spent, ready=ready, beside=beside)
+        slowed = cost.slowed * device
+        return msgspec.structs.replace(cost, seconds=seconds, latency=cost.latency * device, host=spent, ready=ready, slowed=slowed)
 
     def local(self, op: Op, rank: int) -> Cost:
         """Faster where the op is of the kind; launches of every op are the host's."""

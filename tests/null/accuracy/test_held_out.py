@@ -40,7 +40,7 @@ def errors() -> dict[str, tuple[float, float]]:
 
 
 def test_eight_iterations_of_megatron(errors: dict[str, tuple[float, float]]) -> None:
-    """8 % too slow in the mean, the deepest pipelines most: README says so."""
+    """Too slow, the deepest pipelines most, as README says."""
     each = [abs(error) for both in errors.values() for error in both]
     assert statistics.fmean(each) < 0.10 and max(each) < 0.16
 

@@ -149,12 +149,12 @@ def test_over_nodes_a_group_moves_data_inside_them_too(name: str, algorithm: str
     moved = dict(carried(cost))
     assert moved["n0/gpu0>n0/nvswitch"] == moved["n0/nvswitch>n0/gpu7"] == pytest.approx((1 << 28) * share)
     assert not any("nvswitch" in link for link, _ in cost.uses)
-    assert collective_cost(name, 1 << 28, (0, 8), topology, "ring" if name != "all_to_all" else "auto").besides == ()
+    assert collective_cost(name, 1 << 28, (0, 8), topology, "ring" if name != "all_to_all" else "auto").elsewhere == ()
 
 
 def test_without_a_switch_each_nvlink_carries_its_share_of_what_a_group_over_nodes_moves() -> None:
     """Two of DGX-1's six links join a GPU to its neighbour; over xGMI a slice goes to each of seven peers."""
     ring = collective_cost("all_gather", 1 << 28, tuple(range(16)), load_topology("2x dgx1-v100"), "ring")
-    assert sum(moved for _, moved in ring.besides) == pytest.approx((1 << 28) * 15 / 16 * 7 / 8 / 6, rel=0.01)
+    assert sum(moved for _, moved in ring.elsewhere) == pytest.approx((1 << 28) * 15 / 16 * 7 / 8 / 6, rel=0.01)
     exchange = collective_cost("all_to_all", 1 << 28, tuple(range(16)), load_topology("2x mi300x-x8"))
-    assert dict(exchange.besides)["n0/gpu0>n0/gpu5"] == pytest.approx((1 << 28) / 16)
+    assert dict(exchange.elsewhere)["n0/gpu0>n0/gpu5"] == pytest.approx((1 << 28) / 16)

@@ -6,9 +6,9 @@ import pytest
 
 from sim.cost.calibration import Calibration, Sample
 from sim.cost.cpu_pricer import CpuPricer
-from sim.engine.apart import worked
 from sim.engine.run import simulate
 from sim.engine.steps import step_times
+from sim.engine.worked import worked
 from sim.program import COMPUTE, HOST, Op
 from sim.timeline.metrics import step_times as traced
 from sim.work import MemoryBound

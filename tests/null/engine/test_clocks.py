@@ -29,7 +29,7 @@ def _ops(i: int, piece: tuple[str, float, float, bool], rank: int, costs: dict[s
     costs |= {
         a: Cost(first * (1 + rank / 4), host=second / 8),
         b: Cost(second, host=0.01),
-        f"m{i}": Cost(second, latency=second / 4, uses=_LINK, apart=0.5 if flag else 0.0, after=first),
+        f"m{i}": Cost(second, latency=second / 4, uses=_LINK, drift=0.5 if flag else 0.0, drift_after=first),
     }
     kernel = Op(a, "compute", "compute")
     if kind == "python":

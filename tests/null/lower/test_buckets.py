@@ -110,7 +110,7 @@ def test_sharded_gradients_travel_over_the_sharding_group(zero: int, dense: str,
 )
 def test_limits(framework: Framework, plan: dict[str, Any], step: int, expected: tuple[float, float]) -> None:
     job, _ = made(linear(), framework=framework, **({"parallel": {"dp_replicate": 64}} | plan))
-    assert limits(job, step, first=True) == expected
+    assert limits(job, step, first_stage=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_limits(framework: Framework, plan: dict[str, Any], step: int, expected:
 def test_megatron_cuts_the_gradients_of_the_first_stage_alone(framework: Framework, plan: dict[str, Any], whole: bool) -> None:
     """Whatever size is said; other optimizers' own buckets, and torch's, are cut on each."""
     job, _ = made(linear(), framework=framework, **({"parallel": {"dp_replicate": 64}} | plan))
-    later = limits(job, 1, first=False)
-    assert (later == (float("inf"), float("inf"))) is whole and (whole or later == limits(job, 1, first=True))
+    later = limits(job, 1, first_stage=False)
+    assert (later == (float("inf"), float("inf"))) is whole and (whole or later == limits(job, 1, first_stage=True))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.figures.collective import bandwidth
+from reports.figures.collective import COLOURS, bandwidth
 from reports.figures.coordinates import MOST, axes, bands, coordinates
 from reports.figures.deviation import scatter, step_times, waterfall
 from reports.figures.memory import clip, envelope, memory_line
@@ -14,6 +14,7 @@ from reports.figures.scaling import days, expense, legible, scaling
 from reports.page import Page, no_narrower
 from reports.words import count, gib, rate, safe, seconds, short, volume
 from sim.align import ClassError, Comparison, Measured, Pair
+from sim.cost.collective.nccl import ALGORITHMS
 from sim.cost.collective.table import collective_table
 from sim.planning.capacity.capacity import Capacity
 from sim.planning.sweeps.space import settings_of
@@ -34,6 +35,10 @@ def test_a_waterfall_ends_at_the_measured_step(split: dict[str, float] | None) -
     (drawn,) = waterfall(FOUND, split, other).data
     assert sum(drawn.y[:-1]) == pytest.approx(120.0)
     assert drawn.measure[-1] == "total" and drawn.x[-2] == "rest"
+
+
+def test_every_algorithm_has_a_colour_of_its_own() -> None:
+    assert set(COLOURS) == {*ALGORITHMS, "direct"} - {"auto"} and len(set(COLOURS.values())) == len(COLOURS)
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=5000))

@@ -1,4 +1,4 @@
-"""How long ranks have worked since they met, where the cost of a meeting hangs on it (`Cost.apart`)."""
+"""How long ranks have worked since they met, where the cost of a meeting hangs on it (`Cost.drift`)."""
 
 from __future__ import annotations
 
