@@ -30,20 +30,21 @@ from executor.training.parallelize import parallel_loss, parallelize, whole
 from sim.framework.framework import Framework
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.spec import Mlp, ModelSpec
+from sim.model.stages import dealt
 from sim.plan import Plan
 from sim.schedule import Name, rank_of, schedule
 from sim.schedule.reading import name_of
 from topologies.errors import BadInput
 
 
-def cuts(plan: Plan, blocks: list[str]) -> list[list[str]]:
-    """Names of each stage's blocks: layers shared out evenly or as `parallel.stages` says, the ends on the ends."""
+def cuts(plan: Plan, blocks: list[str], ends: int = 0) -> list[list[str]]:
+    """Names of each stage's blocks: layers as `parallel.stages` says or as they are dealt out (`ends`: of `dealt`), the ends on the ends."""
     p = plan.parallel
     count = p.pp * p.chunks
     layers = [name for name in blocks if name.startswith("L")]
     if len(layers) < count:
         raise BadInput(f"the model has {len(layers)} layers for {count} stages (pp x stages a rank). Use fewer stages")
-    shares = p.stages or tuple(len(layers) // count + (i < len(layers) % count) for i in range(count))
+    shares = p.stages or dealt(len(layers), count, ends)
     stages, at = [], 0
     for share in shares:
         stages.append(layers[at : at + share])
@@ -60,7 +61,7 @@ class Pipeline:
         self, model: Model, plan: Plan, world: World, habits: Framework, mesh: DeviceMesh, experts: DeviceMesh | None, seq: int
     ) -> None:
         p = plan.parallel
-        names = cuts(plan, [name for name, _ in model.named_children()])
+        names = cuts(plan, [name for name, _ in model.named_children()], habits.pipeline.ends_as_layers)
         axis = mesh["pp"]
         self.rank, self.size = axis.get_local_rank(), p.pp
         order = name_of(p)

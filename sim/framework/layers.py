@@ -151,6 +151,9 @@ class Experts(Habits, frozen=True, kw_only=True):
     exchange_overlap: bool = False
     """Tokens travel to their experts beside another micro-batch's kernels (Megatron-Core's overlap_moe_expert_parallel_comm): what the
     step sees of it are the SMs that the exchange holds meanwhile."""
+    paired_overlap: bool = False
+    """So they do under DualPipe, whose forwards and backwards run in pairs on two threads, where nothing is recomputed (torchtitan's
+    pipeline_parallel_expert_parallel_overlap). Of the few passes without a partner, at a step's begin and end, exchanges are covered too."""
     grouped: bool = True
     """All local experts in one grouped kernel; else one GEMM and one quantisation for each expert."""
     stacked: bool = False

@@ -82,6 +82,9 @@ class TensorParallel(Habits, frozen=True, kw_only=True):
     gradient travels by itself."""
     overlap: bool = False
     """Collectives beside the products that they feed, chunk by chunk (TransformerEngine's userbuffers)."""
+    splits_experts: bool = False
+    """Unless told, ranks that split all else split experts too (Megatron's expert_tensor_parallel_size, arguments.py); `parallel.etp` unsaid does
+    not, which a prediction then says."""
     copies_one: bool = False
     """dtensor: what is gathered of one sequence is copied too, though its pieces are in place (torch before 2.10, all_gather_tensor)."""
     reads: Literal["each", "first"] = "each"
@@ -101,6 +104,12 @@ class Pipeline(Habits, frozen=True, kw_only=True):
     uneven_rounds: bool = False
     """Interleaved schedules take a last round of fewer micro-batches, but no less than there are stages (Megatron-Core:
     model_parallel_config.py, microbatch_group_size_per_vp_stage); without it rounds are equal (torch's ScheduleInterleaved1F1B)."""
+    syncs_host: bool = False
+    """Under 1F1B the host waits for the device after each batch of messages (torch.cuda.synchronize in Megatron's p2p_communication.py, _communicate;
+    batch_p2p_sync). Interleaved messages are not batched any more; where they were, until 2022, it made less than 0.1 % of a step."""
+    ends_as_layers: Annotated[int, Meta(ge=0)] = 0
+    """Layers that the embedding, and the head, count as where layers are dealt out to stages (torchtitan's
+    pipeline_parallel_first_stage_less_layers and _last_stage_less_layers)."""
     defers_head: Annotated[int, Meta(ge=0)] = 0
     """Micro-batches whose weights' gradient of an untied head waits for the pipeline's drain (Megatron-Core's
     defer_embedding_wgrad_compute and wgrad_deferral_limit)."""

@@ -25,6 +25,8 @@ def accumulate(job: Job, part: PartOps, how: Way) -> tuple[Op, ...]:
     tensors = part.part.tensors
     if not tensors or part.part.frozen or (not part.part.wgrad and not part.part.backward):
         return ()
+    if part.part.cls == "gemm" and not part.part.wgrad:
+        return ()  # put off to the end of the step (`sim.lower.ends.late`)
     flat = job.flat_gradients
     if job.framework.precision.sums_apart:
         return (compute(job, f"wgrad/{name_of(part.block, part.part)}.add", _sums_apart(job, tensors), COPY),)

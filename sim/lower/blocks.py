@@ -26,8 +26,14 @@ from sim.work import Conv, Gemm, HostWork, Work
 def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again: bool = False) -> BlockOps:
     """`first`: the network's first block, whose input needs no gradient. `again`: full recomputation."""
     made = _lowered(job, name, block, first, again)
-    other = job.plan.microbatches > 1  # beside whose kernels exchanges may run
-    return covered(made) if job.framework.experts.exchange_overlap and other else made
+    return covered(made) if _covers(job) else made
+
+
+def _covers(job: Job) -> bool:
+    """Do exchanges of experts run beside another micro-batch's kernels?"""
+    habits, plan = job.framework.experts, job.plan
+    paired = habits.paired_overlap and plan.parallel.schedule == "dualpipe" and plan.memory.recompute == "none"
+    return (habits.exchange_overlap or paired) and plan.microbatches > 1
 
 
 def _lowered(job: Job, name: str, block: Block, first: bool, again: bool) -> BlockOps:

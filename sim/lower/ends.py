@@ -18,12 +18,15 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from sim.framework.framework import Framework
 from sim.lower.job import Job
 from sim.lower.ops import compute, order, record, wait
-from sim.model.parts import Block, Part
+from sim.model.parts import Block, Network, Part
 from sim.model.stages import Blocks, reader
+from sim.plan import Plan
 from sim.program import COMPUTE, Op
-from sim.work import Gemm, MemoryBound, Work
+from sim.schedule.reading import name_of
+from sim.work import BYTES, Gemm, MemoryBound, Work
 
 SEND, RECV = "comm.embedding.send", "comm.embedding.recv"
 CLS = "comm.pp"
@@ -103,12 +106,32 @@ def _changed(block: Block, at: int, **fields: tuple[object, ...]) -> Block:
 
 
 def deferred(job: Job, block: Block) -> int:
-    """Micro-batches whose weights' gradient of the head waits for the end of the step. NVIDIA's recipes let it wait in dense models."""
-    most = min(job.framework.pipeline.defers_head, job.plan.microbatches)
-    if not most or not job.train or job.size("ep") > 1 or job.schedule not in ("1f1b", "interleaved") or job.network.ends_tied:
+    """Micro-batches whose weights' gradient of the head waits for the end of the step."""
+    return _put_off(job.plan, job.network, job.framework, block) if job.schedule in _PUTTING_OFF else 0
+
+
+_PUTTING_OFF = ("1f1b", "interleaved")
+
+
+def _put_off(plan: Plan, network: Network, framework: Framework, block: Block) -> int:
+    """NVIDIA's recipes let it wait in dense models."""
+    most = min(framework.pipeline.defers_head, plan.microbatches)
+    if not most or plan.task == "forward" or plan.parallel.ep > 1 or network.ends_tied:
         return 0
     at = _product(block)
-    return 0 if at < 0 or job.network.has_experts or not block.parts[at].wgrad else most
+    return 0 if at < 0 or network.has_experts or not block.parts[at].wgrad else most
+
+
+def held_back(plan: Plan, network: Network, framework: Framework, rank: int) -> int:
+    """Bytes that wait with them on pipeline rank `rank`, when most do: the gradient of the logits, and what the head has read, of which
+    under sequence parallelism each rank keeps its slice (embedding_activation_buffer and grad_output_buffer in layers.py)."""
+    p, (_, block) = plan.parallel, network.blocks[-1]
+    if p.pp == 1 or rank != p.pp - 1 or name_of(p) not in _PUTTING_OFF:
+        return 0
+    count = _put_off(plan, network, framework, block)
+    products = [work for work in block.parts[_product(block)].wgrad if isinstance(work, Gemm)] if count else []
+    slices = p.tp if p.sequence_parallel else 1
+    return sum(round(count * work.k * (work.m + work.n / slices) * BYTES[work.dtype]) for work in products)
 
 
 def _rows(wgrad: tuple[Work, ...], share: float) -> tuple[Work, ...]:

@@ -23,7 +23,7 @@ from sim.lower.job import Job
 from sim.lower.ops import blocks, collective, record, wait
 from sim.lower.stage import INPUT, StageSegments
 from sim.lower.unshard import whole_stage
-from sim.program import COMPUTE, Op
+from sim.program import COMPUTE, HOST, Op
 from sim.schedule import Kind, goes_back
 from sim.schedule.action import RECEIVES, SENDS, SHARDS
 from sim.schedule.messages import needed, sent
@@ -200,8 +200,14 @@ def _send_awaited(job: Job, stage: int, kind: Kind) -> list[Op]:
 
 
 def _sent(job: Job, stage: int, kind: Kind) -> list[Op]:
-    """Compute goes on when the message has left."""
-    return [wait(job, f"{stage}{kind}.sent", COMPUTE)]
+    """Compute goes on when the message has left, and the host, where it waits for messages."""
+    return [wait(job, f"{stage}{kind}.sent", COMPUTE), *_drained(job, f"{stage}{kind}")]
+
+
+def _drained(job: Job, name: str) -> list[Op]:
+    """The host waits for the device, where the framework does after batched messages (`Pipeline.syncs_host`)."""
+    waits = job.device == "cuda" and job.framework.pipeline.syncs_host and job.schedule == "1f1b"
+    return [Op(f"{name}.sync", "sync", HOST)] if waits else []
 
 
 def _receive(job: Job, stage: int, kind: Kind) -> list[Op]:
@@ -215,9 +221,10 @@ def _taken(job: Job, stage: int, kind: Kind) -> list[Op]:
     """Compute waits for the message; from here on what the stage keeps for backward counts its bytes."""
     name = f"{stage}{kind}"
     arrived = Op(f"{name}.wait", "wait", COMPUTE, event=name, shift=0, blocking=blocks(job, COMPUTE), free=_size(job, stage, kind))
+    drained = _drained(job, name)
     if _slices(job) == 1:
-        return [arrived]
-    return [arrived, collective(job, f"{name}.all_gather", COMPUTE, "all_gather", _size(job, stage, kind), "tp", CLS)]
+        return [arrived, *drained]
+    return [arrived, *drained, collective(job, f"{name}.all_gather", COMPUTE, "all_gather", _size(job, stage, kind), "tp", CLS)]
 
 
 def _slices(job: Job) -> int:

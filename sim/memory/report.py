@@ -11,6 +11,7 @@ import sys
 import msgspec
 
 from sim.framework.framework import Framework
+from sim.lower.ends import held_back
 from sim.lower.noise import loads
 from sim.memory.activations import Known, Moment, moments, passes, widest
 from sim.memory.overhead import context_bytes, slack_bytes
@@ -156,7 +157,8 @@ def _stage(
 ) -> MemoryReport:
     """One pipeline rank at its fullest moment: inside a backward pass, or in the optimizer step."""
     static = static_bytes(plan, network, framework, chunks)
-    found = _loaded(plan, _moments(plan, framework, rank, chunks, static, known), share)
+    waiting = held_back(plan, network, framework, rank)
+    found = _loaded(plan, _moments(plan, framework, rank, chunks, static, known, waiting), share)
     worst = max(found, key=sum)
     report = MemoryReport(
         parameters=static["parameters"],
@@ -179,9 +181,11 @@ def _loaded(plan: Plan, found: list[Moment], share: float) -> list[Moment]:
     return [found[0], *(one.of_samples(most) for one in found[1:])] if most != 1.0 else found
 
 
-def _moments(plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, ...], static: dict[str, int], known: Known) -> list[Moment]:
+def _moments(
+    plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, ...], static: dict[str, int], known: Known, waiting: int
+) -> list[Moment]:
     """Everything that may be a rank's fullest moment: the optimizer step, and each block's backward with all micro-batches
-    in flight that the schedule allows (for each chunk, as any may be next)."""
+    in flight that the schedule allows (for each chunk, as any may be next). `waiting`: bytes beside theirs (`held_back`)."""
     found = [Moment(0, static["step"], static["gradients"])]
     if plan.task == "forward":
         return [*found, Moment(0, forward_bytes(chunks), 0)]
@@ -190,7 +194,7 @@ def _moments(plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, 
     away = [sent_away(plan.memory, chunk) for chunk in chunks]
     stay = [[one for at, one in enumerate(chain) if at not in gone] for chain, gone in zip(chains, away, strict=True)]
     weighing, others = (tuple(sum(one.kept for one in chain if one.weighs == has) for chain in stay) for has in (True, False))
-    kept, apart = most_kept(plan, rank, weighing, others), plan.parallel.pp > 1 and splits(name_of(plan.parallel))
+    kept, apart = waiting + most_kept(plan, rank, weighing, others), plan.parallel.pp > 1 and splits(name_of(plan.parallel))
     lasting = 0 if each else static["gradients"]
     if plan.microbatches == 1:
         begins = [sum(len(chain) for chain in chains[:number]) for number in range(len(chains))]

@@ -55,6 +55,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         whole_batches=isinstance(model, Dlrm),
         compares=(model.axis,) if isinstance(model, Clip) else (),
         chain=getattr(model, "chain", True),
+        end_layers=framework.pipeline.ends_as_layers,
         tied=_tied(model),
         heads=_heads(model) if _ahead(model) and not getattr(model, "tied", False) else (),
         unseen=getattr(model, "unseen", ()),

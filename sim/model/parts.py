@@ -213,6 +213,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """The axis of the mesh over which its loss compares the samples of a whole batch: by gathering features, or in a ring."""
     chain: bool = True
     """Each block reads the one before it alone; False: no pipeline can cut it."""
+    end_layers: int = 0
+    """Layers that its first block, and its last, count as where a pipeline's stages are dealt out."""
     tied: tuple[str, ...] = ()
     """Blocks that read one table of embeddings, first the one that has it: where a pipeline parts them, each rank with one of them has a copy,
     and the copies' gradients are summed."""

@@ -14,10 +14,21 @@ from topologies.errors import BadInput, Refused
 Blocks = tuple[tuple[str, Block], ...]
 
 
+def dealt(layers: int, stages: int, ends: int = 0) -> tuple[int, ...]:
+    """Layers of each stage: evenly, early stages take what is left over. The first and the last are short of `ends` each, if all stages have so many
+    (torchtitan's generate_llm_fqn_per_model_part, which refuses others)."""
+    spare = ends if stages > 1 and (layers + 2 * ends) // stages >= max(1, ends) else 0
+    each, more = divmod(layers + 2 * spare, stages)
+    sizes = [each + (at < more) for at in range(stages)]
+    sizes[0] -= spare
+    sizes[-1] -= spare
+    return tuple(sizes)
+
+
 def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
     """Blocks of each stage, first to last: pp x virtual_stages of them (zb-v, dualpipe: 2 pp). `held` says which rank has which.
 
-    Layers are dealt out evenly (early stages take what is left over), or as `parallel.stages` says; blocks that are
+    Layers are dealt out as `parallel.stages` says, else evenly, as far as the framework does (`dealt`); blocks that are
     no layers (embedding, head) stay with the layer beside them, a decoder's embedding with the decoder; the first and the last stage may
     hold nothing else. Raises `BadInput` for more stages than layers, `Refused` for a network that is no chain of blocks.
     """
@@ -29,8 +40,8 @@ def layout(network: Network, plan: Plan) -> tuple[Blocks, ...]:
     layers = sum(block.kind == "layer" for _, block in network.blocks)
     if count == 1 and plan.parallel.stages in (None, (layers,)):
         return (network.blocks,)
-    sizes = plan.parallel.stages or tuple(layers // count + (i < layers % count) for i in range(count))
-    if sum(sizes) != layers or min(sizes[1:-1], default=1) < 1 or (plan.parallel.stages is None and min(sizes) < 1):
+    sizes = plan.parallel.stages or dealt(layers, count, network.end_layers)
+    if sum(sizes) != layers or min(sizes[1:-1], default=1) < 1 or (plan.parallel.stages is None and layers < count):
         raise BadInput(
             f"{network.name}: {layers} layers do not make {count} stages of {', '.join(map(str, sizes[:8]))}. Change pp or parallel.stages"
         )

@@ -30,6 +30,7 @@ def doubts(setting: Setting, report: MemoryReport) -> list[str]:
         *_idle_nodes(setting),
         *_astride(setting),
         *_whole_shards(setting),
+        *_whole_experts(setting),
         *_unmixed(setting),
         *_captured(setting),
         *_for_nothing(setting),
@@ -78,6 +79,16 @@ def _whole_shards(setting: Setting) -> Iterator[str]:
         yield (
             f"dp_shard = {p.dp_shard} splits nothing: zero is 0 unless {plan.framework_name} is told otherwise, so that each rank keeps the whole "
             "model (DDP). zero = 3 splits all (FSDP), zero = 1 the optimizer; zero = 0, or dp_replicate, says that DDP is meant"
+        )
+
+
+def _whole_experts(setting: Setting) -> Iterator[str]:
+    """What Megatron does unless told otherwise takes less memory, and more time."""
+    p = setting.plan.parallel
+    if p.etp is None and p.tp > 1 and p.ep > 1 and setting.network.has_experts and setting.framework.tensor_parallel.splits_experts:
+        yield (
+            f"each expert is whole on its rank (parallel.etp is 1 with ep > 1): {setting.plan.framework_name} splits them over tp = {p.tp} too unless "
+            f"expert_tensor_parallel_size says otherwise. parallel.etp = {p.tp} predicts that, etp = 1 says that this is meant"
         )
 
 

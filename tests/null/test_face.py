@@ -39,7 +39,8 @@ def below(kind: type) -> Iterator[type]:
 def test_errors_are_of_one_tree_that_the_docstring_draws() -> None:
     for name in ERRORS:
         assert issubclass(getattr(steptwin, name), steptwin.SteptwinError) and name in (steptwin.__doc__ or "")
-    assert {kind.__name__ for kind in below(steptwin.SteptwinError)} == set(ERRORS), "a new kind of error: into the face and its docstring"
+    known = {kind.__name__ for kind in below(steptwin.SteptwinError) if kind.__module__ == "topologies.errors"}
+    assert known == set(ERRORS), "a new kind of error: into the face and its docstring"
     assert steptwin.SteptwinError is SteptwinError
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sim.files.overrides import SHORT
 from sim.files.planfile import dump_plan, dump_tree, from_tree, load_plan, read_plan
 from sim.framework.framework import load_framework
-from sim.model.stages import layout
+from sim.model.stages import dealt, layout
 from sim.plan import Plan
 from sim.rules import check, mesh_of
 from sim.sections import Batch, Comm, Data, Memory, Parallel
@@ -179,6 +179,31 @@ def test_a_plan_names_the_stages_that_the_model_can_be_laid_out_in(stages: list[
     else:
         with pytest.raises(BadInput, match="stages"):
             load_plan(tree)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "ends", "each"),
+    [
+        (32, 4, 1, (8, 9, 8, 7)),  # torchtitan's Llama 3 8B: both ends count as a layer
+        (32, 8, 1, (4, 5, 4, 4, 4, 4, 4, 3)),
+        (6, 8, 1, (0, 1, 1, 1, 1, 1, 1, 0)),
+        (30, 4, 0, (8, 8, 7, 7)),
+        (4, 4, 3, (1, 1, 1, 1)),  # ends that count as more than a stage has: none counts
+        (12, 1, 1, (12,)),
+    ],
+)
+def test_layers_are_dealt_out_as_the_framework_counts_its_ends(layers: int, stages: int, ends: int, each: tuple[int, ...]) -> None:
+    assert dealt(layers, stages, ends) == each and sum(each) == layers
+
+
+def test_torchtitan_counts_both_ends_as_a_layer() -> None:
+    tree = {"model": "llama3-8b", "seq_len": 64, "batch": {"global": 8}, "parallel": {"pp": 4}}
+    for framework, each in {"torchtitan": [8, 9, 8, 7], "torchtitan-2025": [8, 8, 8, 8], "megatron-core": [8, 8, 8, 8]}.items():
+        setting = bind(load_plan(tree | {"framework": framework}), "dgx-h100")
+        assert [sum(name.startswith("L") for name, _ in stage) for stage in layout(setting.network, setting.plan)] == each, framework
+        named = load_plan(tree | {"framework": framework, "parallel": {"pp": 4, "stages": [7, 8, 9, 8]}})
+        said = [sum(name.startswith("L") for name, _ in stage) for stage in layout(bind(named, "dgx-h100").network, named)]
+        assert said == [7, 8, 9, 8]
 
 
 def test_layers_that_a_plan_does_not_share_out_are_refused() -> None:

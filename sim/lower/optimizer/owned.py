@@ -192,6 +192,17 @@ class Share:
     def tensors(self) -> int:
         return self.sizes.total()
 
+    @property
+    def handed(self) -> int:
+        """Tensors that the optimizer is handed: of a flat buffer that is shared out by position, those that reach into this rank's range of it, hardly
+        more than its share of all (Megatron's distrib_optimizer.py, _build_model_gbuf_range_map); else a piece of each, as of FSDP2."""
+        if not (self._job.flat_gradients and self._job.zero in (1, 2) and self._job.framework.data_parallel.zero1 == "shards"):
+            return self.tensors
+        runs: dict[int, int] = {}
+        for part, count in self._all:
+            runs[self._ways(part)] = runs.get(self._ways(part), 0) + len(part.tensors) * count
+        return sum(min(count, -(-count // ways) + 1) for ways, count in runs.items())
+
 
 def cost(matrix: Matrix) -> float:
     """Of orthogonalizing it, in products' multiply-adds (`sim.lower.optimizer.muon`)."""

@@ -121,7 +121,7 @@ def step(job: Job, share: Share) -> list[Op]:
     ops, plain = list[Op](), share
     if job.eager:
         ops.append(spent("optimizer/step.host", "optimizer_step", cls=CLS))
-        ops.append(spent("optimizer/tensors.host", "optimizer", share.tensors, cls=CLS))
+        ops.append(spent("optimizer/tensors.host", "optimizer", share.handed, cls=CLS))
         if job.framework.tensor_parallel.style == "dtensor" and (job.zero == 3 or job.size("tp") > 1):
             states = OPTIMIZERS[name].states
             kind, updates = ("dtensor_adam", 1) if states == 2 else ("dtensor_sgd", 1 + states)

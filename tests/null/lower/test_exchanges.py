@@ -58,6 +58,22 @@ def test_frameworks_without_that_overlap_leave_exchanges_alone() -> None:
     assert len(exchanges) == 4 and not any(op.works for op in exchanges.values())
 
 
+@pytest.mark.parametrize(
+    ("framework", "schedule", "recompute", "covers"),
+    [
+        ("torchtitan", "dualpipe", "none", True),
+        ("torchtitan", "dualpipe", "full", False),
+        ("torchtitan", "1f1b", "none", False),
+        ("torchtitan-2025", "dualpipe", "none", False),
+    ],
+)
+def test_torchtitan_covers_them_in_the_pairs_of_dualpipe(framework: str, schedule: str, recompute: str, covers: bool) -> None:
+    """overlap_callback of distributed/dual_pipe_v.py, which takes no activation checkpoints."""
+    parallel = {"dp_shard": 8, "ep": 8, "pp": 2, "schedule": schedule}
+    exchanges, _ = _block(_setting(framework=framework, parallel=parallel, memory={"recompute": recompute}))
+    assert exchanges and any(op.works for op in exchanges.values()) is covers
+
+
 def test_one_micro_batch_has_none_beside_it() -> None:
     exchanges, _ = _block(_setting(batch={"global": 16, "micro": 1}))
     assert len(exchanges) == 4 and not any(op.works for op in exchanges.values())

@@ -15,7 +15,7 @@ from sim.optimizers import OPTIMIZERS
 from sim.program import Program
 from sim.sections import Optimizer
 from sim.setting.bind import bind
-from sim.work import MemoryBound
+from sim.work import HostWork, MemoryBound
 from tests.null.lower.tiny import MIB, QUIET, linear, messages, network, program, show
 from topologies.errors import Refused
 
@@ -51,6 +51,16 @@ def test_the_for_loop_launches_for_each_tensor() -> None:
     assert sum(work.bytes for work in works(p)) == 20 * 4 * 3 * MIB
     python = works(program({}, network(3), QUIET.but(host="python", optimizer={"implementation": "for-loop"})))
     assert [work.repeat for work in python] == [1] * 24, "Python calls each"
+
+
+@pytest.mark.parametrize(("flat", "zero", "handed"), [(True, 1, 100 // 4 + 1), (False, 1, 100), (True, 0, 100), (False, 3, 100)])
+def test_a_rank_s_range_of_a_flat_buffer_has_its_share_of_the_tensors(flat: bool, zero: int, handed: int) -> None:
+    """Megatron's distributed optimizer; FSDP2 leaves each rank a piece of every tensor."""
+    framework = QUIET.but(host="python", linears={"accumulates": flat})
+    parallel = {"dp_shard": 4, "zero": zero} if zero else {"dp_replicate": 4}
+    p = program({"parallel": parallel, "batch": {"global": 4}}, network(100), framework)
+    (host,) = (work for op in p.segments["update"] if op.id == "optimizer/tensors.host" for work in op.works)
+    assert isinstance(host, HostWork) and host.count == handed
 
 
 def test_many_tensors_take_many_multi_tensor_launches() -> None:

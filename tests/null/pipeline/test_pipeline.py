@@ -47,6 +47,26 @@ def test_a_step_of_1f1b() -> None:
     ]
 
 
+def test_a_host_that_waits_after_messages_launches_no_further() -> None:
+    """Megatron's batch_p2p_sync: what comes after a message is launched when the device has run all before it; else the host runs ahead."""
+    issued = {}
+    for waits in (False, True):
+        framework = QUIET.but(pipeline={"syncs_host": waits})
+        made = program({"batch": {"global": 4}, "parallel": {"pp": 2}}, _bare(line(2)), framework=framework, steps=1)
+        spans = [s for s in simulate(made, Free(0.5)).spans if s.rank == 1 and s.cls == "gemm"]
+        issued[waits] = {s.id: (s.issued, s.start) for s in spans}
+        verify(made)
+    assert issued[False].keys() == issued[True].keys()
+    assert all(at == 0.0 for at, _ in issued[False].values()), "launching takes nothing here"
+    assert all(at > issued[True]["r1/s0/mb0/fwd/L1.linear"][1] for id, (at, _) in issued[True].items() if "/mb1/" in id)
+    gpipe = program(
+        {"batch": {"global": 4}, "parallel": {"pp": 2, "schedule": "gpipe"}},
+        _bare(line(2)),
+        framework=QUIET.but(pipeline={"syncs_host": True}),
+    )
+    assert not [op for _, op in gpipe.ops(1) if op.kind == "sync" and not op.event]
+
+
 def _bare(network: Any) -> Any:
     """Without ends: the first layer takes the input itself."""
 

@@ -37,8 +37,14 @@ def said(plan: dict[str, Any], on: str, *edits: str) -> list[str]:
         ),
         ({"model": EXPERTS, "cuda_graphs": True}, "dgx-h100", (), "how many rows an expert gets depends on the data"),
         ({"memory": {"recompute": "selective"}}, "dgx-h100", (), 'recompute = "selective" runs attention\'s core again'),
+        (
+            {"model": EXPERTS, "parallel": {"tp": 2, "ep": 4, "dp_replicate": 4}, "batch": {"global": 4, "micro": 1}},
+            "dgx-h100",
+            (),
+            r"megatron-core splits them over tp = 2 too .*parallel.etp = 2 predicts that",
+        ),
     ],
-    ids=["idle nodes", "wide tp", "astride", "placement", "captured", "for nothing"],
+    ids=["idle nodes", "wide tp", "astride", "placement", "captured", "for nothing", "whole experts"],
 )  # fmt: skip
 def test_what_is_hardly_meant_is_said(plan: dict[str, Any], on: str, edits: tuple[str, ...], words: str) -> None:
     assert [text for text in said(plan, on, *edits) if re.search(words, text)], said(plan, on, *edits)
@@ -51,6 +57,8 @@ def test_what_is_hardly_meant_is_said(plan: dict[str, Any], on: str, edits: tupl
         ({"parallel": {"tp": 8, "dp_replicate": 2}}, "2x dgx-h100", ()),
         ({"model": EXPERTS, "parallel": {"dp_replicate": 16, "ep": 16}}, "2x dgx-h100", ()),  # experts are spread over nodes
         ({"memory": {"recompute": "selective"}, "attention": "math"}, "dgx-h100", ()),
+        ({"model": EXPERTS, "parallel": {"tp": 2, "ep": 4, "etp": 1, "dp_replicate": 4}}, "dgx-h100", ()),
+        ({"model": EXPERTS, "parallel": {"tp": 2, "ep": 4, "dp_replicate": 4}, "framework": "megatron-bridge"}, "dgx-h100", ()),
         ({"memory": {"recompute": "selective", "recompute_modules": ["mlp"]}}, "dgx-h100", ()),
     ],
 )
