@@ -23,6 +23,7 @@ from executor.training.parallelize import clip, device_mesh, expert_mesh, parall
 from executor.training.precision import Mixed
 from executor.training.samples import Samples, check_shared, loader_of
 from executor.training.saving import data_rank, save
+from executor.training.unfilled import is_large, without_data
 from sim.framework.chosen import framework_of, sharded_alone
 from sim.lower.output import due
 from sim.model.specs.spec import ModelSpec
@@ -52,7 +53,7 @@ class Trainer:
         self._read = self._reads()
         set_precision(plan.precision == "tf32")
         torch.manual_seed(plan.seed)  # every split starts from the same weights
-        with world.device:  # random weights of a large model take a CPU thread minutes
+        with world.device, without_data(is_large(plan, self.habits, world)):  # random weights of a large model take a CPU thread minutes
             model = model_for(self.spec, self.habits, self.seq, plan.parallel.tp)
         pack(model, plan.data.document)
         self.format = memory_format(self.spec, self.habits, world.kind)

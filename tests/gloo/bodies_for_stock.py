@@ -45,3 +45,58 @@ def _gradients(world: World, request: Request) -> dict[str, float]:
                 dist.all_reduce(squared, group=ranks_of(trainer.model))
             found[name] = float(squared.sqrt())
     return found
+
+
+class Parts(msgspec.Struct):
+    """How a model that is made without data begins."""
+
+    losses: list[float]
+    """Of three steps."""
+    elements: int
+    """Of parameters on this rank."""
+    largest: int
+    """Elements of the largest tensor that was ever given memory as a parameter."""
+    tables: bool
+    """What its modules register beside parameters is as in a model that is made whole."""
+
+
+def unfilled(world: World, many: Many) -> list[Parts]:
+    """Each trained as on a GPU on which the whole model has no place."""
+    from executor.training import trainer, unfilled
+
+    trainer.is_large = lambda *_: True  # type: ignore[assignment]
+    drawn: list[int] = []
+    draw = unfilled._draw
+    unfilled._draw = lambda part, name: (drawn.append(part.numel()), draw(part, name))[1]  # type: ignore[func-returns-value]
+    return [_parts(world, request, drawn) for request in many.requests]
+
+
+def _parts(world: World, request: Request, drawn: list[int]) -> Parts:
+    import torch
+
+    from executor.training.models.build import model_for
+    from executor.training.trainer import Trainer
+
+    drawn.clear()
+    world.beat.phase("three steps of a model without data")
+    made = Trainer(world, request.plan, Path(request.data), 3)
+    batches = made.batches()
+    for number in range(3):
+        made.step(batches, number)
+    whole = model_for(made.spec, made.habits, made.seq, request.plan.parallel.tp)
+    own = {id(module) for module in made.model.modules()}
+    pairs = [(a, b) for (_, a), (_, b) in zip(_buffers(made.inner, own), _buffers(whole, None), strict=False)]
+    held = [p.to_local() if hasattr(p, "to_local") else p for p in made.model.parameters()]
+    assert not any(p.is_meta for p in held)
+    same = bool(pairs) and all(torch.equal(a.float(), b.to(a.dtype).float()) for a, b in pairs)
+    return Parts([float(x) for x in made._losses], sum(p.numel() for p in held), max(drawn), same)
+
+
+def _buffers(model: Any, own: set[int] | None) -> list[tuple[str, Any]]:
+    """Those of its own modules: other ranks' stages have none any more."""
+    return [
+        (name, buffer)
+        for name, module in model.named_modules()
+        if own is None or id(module) in own
+        for buffer in module.buffers(recurse=False)
+    ]

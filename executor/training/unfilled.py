@@ -1,0 +1,75 @@
+"""Large models without the whole of one on any device: parameters have no data until each rank has its own part of them.
+
+torchtitan's order (train.py): the model is made on "meta", split, given memory, and drawn there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from executor.ranks.world import World
+from sim.framework.framework import Framework
+from sim.plan import Plan
+from sim.setting.bind import network_of
+
+LARGE = 0.25
+"""Of a GPU's memory: a model that takes more in fp32, as it is made, is made without data where ranks split it."""
+
+
+def is_large(plan: Plan, framework: Framework, world: World) -> bool:
+    """Whether no rank should make the plan's whole model. Tables that are tied would come apart; models that tie them are small."""
+    p, network = plan.parallel, network_of(plan, framework)
+    if world.kind != "cuda" or max(p.dp_shard, p.tp, p.pp) == 1 or network.tied:
+        return False
+    return 4 * network.parameters > LARGE * torch.cuda.get_device_properties(world.device).total_memory
+
+
+@contextmanager
+def without_data(yes: bool) -> Iterator[None]:
+    """Parameters of modules that are made inside have none, if `yes`; what else they register has."""
+    register = nn.Module.register_parameter
+
+    def bare(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(module, name, param if param is None else nn.Parameter(param.to("meta"), requires_grad=param.requires_grad))
+
+    if yes:
+        nn.Module.register_parameter = bare  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def unfilled(model: nn.Module) -> bool:
+    """Are there parameters without data?"""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def fill(model: nn.Module, device: torch.device) -> None:
+    """Gives a model that is split by now memory on the device, and draws this rank's part: matrices and tables with a standard deviation of 0.02, as
+    GPT-2's are, scales of norms 1, biases 0. Nothing where it has data."""
+    if not unfilled(model):
+        return
+    kept = [(module, name, buffer) for module in model.modules() for name, buffer in module.named_buffers(recurse=False)]
+    model.to_empty(device=device)
+    for module, name, buffer in kept:
+        module._buffers[name] = buffer.to(device)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            _draw(_local(parameter), name)
+
+
+def _local(parameter: nn.Parameter) -> Tensor:
+    part: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return part.detach()
+
+
+def _draw(part: Tensor, name: str) -> None:
+    if part.ndim > 1:
+        part.normal_(std=0.02)
+    else:
+        part.fill_(0.0 if name == "bias" else 1.0)
