@@ -18,7 +18,7 @@ from sim.accuracy.architecture.blanks import named, with_blanks
 from sim.accuracy.architecture.encoders import BERTS, SEQ2SEQ, bert, encoder_decoder, transformer_xl
 from sim.accuracy.architecture.mixtures import first_dense, latent, note_number, predictions, shared_width
 from sim.accuracy.architecture.names import shipped_model
-from sim.accuracy.architecture.pictures import picture_model, with_side
+from sim.accuracy.architecture.pictures import of_pictures, picture_model, with_side
 from sim.accuracy.architecture.proportions import MIXERS, with_sizes
 from sim.accuracy.row import Row
 from sim.model.load import load_model
@@ -66,7 +66,10 @@ _DESCRIBED: tuple[tuple[str, Callable[[Row, list[str]], dict[str, Any] | None]],
     (BERTS, bert),
     (r"transformer[-_ ]xl", lambda row, _: transformer_xl(row)),
     (SEQ2SEQ, encoder_decoder),
-    (r"\bvit\b|\bvit_|deit|vision transformer|resnext|resnet|\bwrn|\bvgg", lambda row, _: picture_model(row)),
+    (
+        r"\bvit\b|\bvit_|deit|vision transformer|\bbeit|\bmae\b|masked auto|\bdino|\beva\b|\beva[-_ ]?0|resnext|resnet|\bwrn|\bvgg",
+        picture_model,
+    ),
 )
 """(Pattern, what builds such a model from the row's columns and name)."""
 
@@ -88,6 +91,10 @@ def model_of(row: Row, assumed: list[str]) -> dict[str, Any]:
             return tree
     if re.search(_NAMED, kind):
         return _by_name(row, assumed)
+    if (found := shipped_model(row.model_name)) and not isinstance(load_model(found), Decoder):
+        return _by_name(row, assumed)
+    if not found and (tree := of_pictures(row, family_of(row), assumed)):
+        return tree
     row = with_blanks(row, assumed)
     if row.n_layers is None or row.hidden is None:
         if shipped_model(row.model_name, row.params) or not (sized := with_sizes(row, assumed)):

@@ -13,6 +13,7 @@ import msgspec
 from sim.accuracy.row import Row
 from sim.model import ModelSpec
 from sim.model.specs.spec import Cnn, Vit
+from topologies.errors import Refused
 
 _VITS: dict[str, tuple[int, int, int, int]] = {
     # letter: layers, hidden, heads, ffn (Dosovitskiy et al. 2020, table 1; Touvron et al. 2021, table 1; Zhai et al. 2022, table 2)
@@ -29,39 +30,105 @@ _SMALL = 100
 """Pixels above which a number in a name is an image's side; below, a patch's."""
 
 
-def picture_model(row: Row) -> dict[str, Any] | None:
+def picture_model(row: Row, assumed: list[str]) -> dict[str, Any] | None:
     """The model table of a row on images, from its name and its columns; None where it is none of those described by numbers."""
-    name = re.sub(r"[_ -]+", " ", row.model_name.lower())
+    name = _spaced(row.model_name)
     if re.search(_HEADED, name):
         return None
-    spec = _vit(row, name) or _resnet(name) or _vgg(name)
+    spec = _vit(row, assumed) or _resnet(name) or _vgg(name)
     if spec is None:
         return None
     tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(spec, name=row.model_name))
     return tree
 
 
-def _vit(row: Row, name: str) -> Vit | None:
-    """A plain vision transformer: DeiT has ViT's layers. Sizes in the row win over the name's letter."""
-    found = re.search(
-        r"\b(?:vit|deit|vision transformer)\b(?: ?iii)? ?(ti|s|b|l|h|gg?|tiny|small|base|large|huge|giant|gigantic|bigg)?\b", name
-    )
-    if not found or re.search(r"swin|clip|llava|hybrid|r50|mask|det|moe", name):
+def _spaced(text: str) -> str:
+    """In lower case, with single spaces for what parts its words."""
+    return re.sub(r"[_ -]+", " ", text.lower())
+
+
+_LETTER = r"(ti|s|b|l|h|gg?|tiny|small|base|large|huge|giant|gigantic|bigg)"
+_VIT = r"\b(?:vit|deit|beit|mae|dino|eva|vision transformer)(?: ?v?0?[1-3])?\b"
+"""Plain vision transformers, by their names and by those of how they are trained."""
+_LETTERED = rf"{_VIT}(?: ?iii)? ?{_LETTER}\b"
+_LEARNED = (
+    # (pattern over type and name, what a step of its pretraining does beside the ViT's): He et al. 2021; Caron et al. 2021
+    (r"\bmae\b|masked auto ?encod", "shows the ViT a quarter of the patches, and a decoder all of them"),
+    (r"\bdino", "has a teacher beside the ViT, and several crops of each picture"),
+)
+_TUNED = r"tun|classif|prob|(?<!self )\bsupervised"
+"""Tasks on pictures after, or instead of, such a pretraining."""
+
+
+def _vit(row: Row, assumed: list[str]) -> Vit | None:
+    """A plain vision transformer: DeiT, BEiT, MAE, DINO and EVA have ViT's layers. Sizes in the row win over the name's letter.
+
+    Raises `Refused` where it is pretrained in a way that is other work for each picture.
+    """
+    name, kind = _spaced(row.model_name), _spaced(f"{row.model_type} {row.model_name}")
+    found = re.search(_LETTERED, name) or re.search(_VIT, name)
+    if not re.search(_VIT, kind) or re.search(r"swin|clip|llava|hybrid|r50|mask(?!ed)|det|moe", kind):
         return None
-    letter = found[1] or ""
+    letter = found[1] if found and found.re.groups else ""
     if re.search(r"(?i:vit)[ _-]?G\b", row.model_name):  # ViT-g and ViT-G differ
         letter = "gg"
-    sizes = _VITS.get(_WORDS.get(letter, letter))
-    if row.n_layers and row.hidden:
-        sizes = (row.n_layers, row.hidden, row.n_heads or max(1, row.hidden // 64), row.ffn_hidden or 4 * row.hidden)
+    sizes = _columns(row) or _VITS.get(_WORDS.get(letter, letter))
     if sizes is None:
         return None
+    why = next((why for word, why in _LEARNED if re.search(word, kind)), "")
+    if why and not re.search(_TUNED, _spaced(row.task)):
+        raise Refused(f"{row.model_name}: its pretraining {why}, which is not described")
+    if not re.search(r"\bvit|deit|vision", kind):
+        assumed.append(f"{row.model_name}: the layers of a ViT")
+    return _of_sizes(sizes, f"{name[found.end() if found else 0 :]} {row.arch_note.lower()}")
+
+
+def _of_sizes(sizes: tuple[int, int, int, int], words: str) -> Vit:
+    """A ViT of so many layers, hidden, heads and ffn; `words` may state its pictures' side and its patches'."""
     layers, hidden, heads, ffn = sizes
-    after = name[found.end() :]
-    pixels = _pixels(f"{after} {row.arch_note.lower()}")
-    patch = re.search(r"patch ?(\d+)|[/ ](\d\d)(?!\d)", after)
+    pixels = _pixels(words)
+    patch = re.search(r"patch ?(\d+)|[/ ](\d\d)(?!\d)", words)
     side = int(patch[1] or patch[2]) if patch else 14 if hidden in (1280, 1408, 1664) else 16
     return Vit(layers=layers, hidden=hidden, heads=heads, ffn=ffn, image=pixels or 224, patch=side if (pixels or 224) % side == 0 else 16)
+
+
+def _columns(row: Row) -> tuple[int, int, int, int] | None:
+    """Layers, hidden, heads and ffn as the row states them, in a ViT's proportions where it leaves heads or ffn out."""
+    if not row.n_layers or not row.hidden:
+        return None
+    return row.n_layers, row.hidden, row.n_heads or max(1, row.hidden // 64), row.ffn_hidden or 4 * row.hidden
+
+
+_UNITS = r"imag|img|picture|photo"
+_SEEN = r"\bswin|\bvision\b|\bimage|\bpicture|\bcait|\bpvt|\bmlp mixer"
+"""Words of models of pictures, beside those of convolutional networks."""
+_STAGED = (
+    # (pattern over type and name, why a number of layers and a width do not tell its work); the first that matches counts
+    (r"swin", "Swin's layers attend inside windows, in stages of growing width"),
+    (r"\bcnn\b|convol|convnext|\b(?!imagenet)\w*net(?:v?\d+)?\b", "its layers convolve maps of several sizes"),
+    (r"mixer|\bpvt|pyramid|hierarch|\bcait|levit|max ?vit|mamba|hybrid", "its layers are not a ViT's"),
+    (r"\bv?moe\b|expert", "a ViT's experts are not described"),
+)
+
+
+def of_pictures(row: Row, family: str, assumed: list[str]) -> dict[str, Any] | None:
+    """A transformer on pictures from the row's columns, whatever its name; None where nothing says that it reads pictures, or its name is that of
+    a `family` of decoders (a mixture of experts may be of either).
+
+    Raises `Refused` where layers of one width are not what it has.
+    """
+    kind = _spaced(f"{row.model_type} {row.model_name}")
+    if family not in ("", "mixtral") or not (re.search(_UNITS, row.batch_unit.lower()) or re.search(_SEEN, kind)):
+        return None
+    sizes = _columns(row)
+    why = next((why for word, why in _STAGED if re.search(word, kind)), "" if sizes else "its layers and its width are not stated")
+    if why or sizes is None:
+        raise Refused(f"{row.model_name or 'model'}: {why}, and no model of pictures of that name ships")
+    assumed.append(f"{row.model_name or 'a model of pictures'} taken as a vision transformer: {sizes[0]} layers of {sizes[1]}")
+    tree: dict[str, Any] = msgspec.to_builtins(
+        msgspec.structs.replace(_of_sizes(sizes, f"{kind} {row.arch_note.lower()}"), name=row.model_name)
+    )
+    return tree
 
 
 _HEADED = r"r ?cnn|retinanet|\bssd|\bfpn|\bfcn|deeplab|yolo|detr\b|upernet|u ?net"
