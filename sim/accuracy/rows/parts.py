@@ -6,13 +6,14 @@ Rows that state their degrees of parallelism are not touched.
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from typing import Any
 
 import msgspec
 
 from sim.accuracy.row import Row
-from sim.accuracy.rows.sharding import sharding_of
+from sim.accuracy.rows.sharding import sharding_of, stated_group
 from sim.framework.framework import load_framework
 from sim.model.load import model_from
 from sim.model.network import describe
@@ -34,18 +35,43 @@ _WEIGHTS, _STATES = 6, 12
 def beside_data(row: Row, assumed: list[str]) -> Row:
     """The row with the degrees that it leaves out, where its data-parallel ranks are fewer than its GPUs: tensors inside a node, the rest stages.
 
-    Experts' ranks are data-parallel ones; what is left may be groups that share parameters (`fsdp_size`), where a source counts replicas alone.
+    Sources that count copies of what a group shares (`fsdp_size`, HSDP), or experts' ranks apart, leave nothing: there the GPUs tell how many
+    ranks are data-parallel.
     """
     if not row.dp or not row.gpus or row.gpus % row.dp or row.batch_unit.lower() == "images":
         return row
     left, over = divmod(row.gpus // row.dp, math.prod(getattr(row, name) or 1 for name in ("tp", "pp", "cp")))
     blank = [name for name in ("tp", "pp", "cp") if getattr(row, name) is None]
-    if over or left <= 1 or not blank or left == row.fsdp_size:
+    if over or left <= 1 or not blank or _counts_copies(row, left):
+        return row
+    sharded = re.search(_SHARDED, row.sharding.lower()) is not None
+    if (blank == ["cp"] or sharded) and not (blank == ["cp"] and _splits_sequences(row)):
         return row
     inside = next(size for size in range(min(left, row.gpus_per_node or _NODE), 0, -1) if left % size == 0)
     degrees = {"tp": inside, "pp": left // inside} if blank[:2] == ["tp", "pp"] else {blank[0]: left}
     assumed.append(f"{_told(degrees)} not stated: what dp = {row.dp} leaves of {row.gpus} GPUs")
     return msgspec.structs.replace(row, **degrees)
+
+
+_COPIES = r"hsdp|hybrid"
+"""Words of sharding inside groups of data-parallel ranks, whose copies a source may call dp (torchtitan: data_parallel_replicate_degree)."""
+_SHARDED = r"fsdp|fully.?shard|full_?shard"
+"""Words of sharding that such groups may do, though nothing says so."""
+_LONG = 1 << 15
+"""Tokens of a sequence from which on ranks that nothing else explains share sequences."""
+_CONTEXT = r"context.?parallel|\bcp\b|ring.?attention|ulysses"
+
+
+def _counts_copies(row: Row, left: int) -> bool:
+    """`left` GPUs of each data-parallel rank share parameters, or hold the experts between them."""
+    group = row.fsdp_size or stated_group(row.sharding.lower())
+    return re.search(_COPIES, row.sharding.lower()) is not None or left == group or ((row.ep or 1) > 1 and left % (row.ep or 1) == 0)
+
+
+def _splits_sequences(row: Row) -> bool:
+    """The row's sequences are long, or it says that ranks share them."""
+    words = f"{row.sharding} {row.framework} {row.comm_overlap} {row.notes} {row.arch_note} {row.sequence_parallel}".lower()
+    return (row.seq_len or 0) >= _LONG or re.search(_CONTEXT, words) is not None
 
 
 def in_parts(row: Row, model: dict[str, Any], framework: str, machine: str, edits: tuple[str, ...], assumed: list[str]) -> Row:

@@ -18,7 +18,7 @@ def sharding_of(row: Row, dp: int, framework: str, assumed: list[str]) -> dict[s
     if zero == 0 or dp == 1:
         # With one rank nothing is split; FSDP still casts and copies as it does, so its level stays.
         return {"dp_replicate": dp if zero == 0 else 1, "dp_shard": 1 if zero == 0 else dp, "zero": zero}
-    size = min(row.fsdp_size or _stated_group(text) or shard_of(row, framework) or _in_node(row, text, framework) or dp, dp)
+    size = min(row.fsdp_size or stated_group(text) or shard_of(row, framework) or _in_node(row, text, framework) or dp, dp)
     if dp % size:
         assumed.append(f"sharding group of {size} does not divide dp = {dp}: all ranks share")
         size = dp
@@ -38,9 +38,14 @@ def _by_framework(row: Row) -> str:
     return found[0] if found else ""
 
 
-def _stated_group(text: str) -> int:
-    """Ranks that share, as the word says: "within groups of 8", "8-way", "(8 x 2)"; 0 where it does not."""
-    found = re.search(r"within groups of (\d+)|\b(\d+)[- ]way|\((\d+) ?[x×] ?\d+\)|shard\w* ?(?:size|degree|group)\w* ?[=:]? ?(\d+)", text)
+def stated_group(text: str) -> int:
+    """Ranks that share, as the word says: "within groups of 8", "8-way", "(8 x 2)", "16 replicas x 8 shards", "FSDP 32" (FSDP 2 is a version); 0 where
+    it does not."""
+    found = re.search(
+        r"within groups of (\d+)|\b(\d+)[- ]way|\((\d+) ?[x×] ?\d+\)|shard\w* ?(?:size|degree|group)\w* ?[=:]? ?(\d+)|\b(\d+) shards\b"
+        r"|\bfsdp[ =:(]+(\d\d+|[4-9])\b",
+        text,
+    )
     return int(next(group for group in found.groups() if group)) if found else 0
 
 

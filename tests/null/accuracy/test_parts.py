@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 from sim.accuracy.rows.plans import case_of
@@ -32,15 +35,35 @@ def test_models_that_no_gpu_holds_are_split_as_megatrons_authors_did(
 @pytest.mark.parametrize(
     ("changes", "tp", "pp", "cp"),
     [
-        ({"dp": 2}, 8, 1, 1), ({"dp": 1}, 8, 2, 1), ({"dp": 2, "tp": 2}, 2, 4, 1), ({"dp": 2, "pp": 2}, 4, 2, 1), ({"dp": 4, "tp": 2, "pp": 1}, 2, 1, 2),
+        ({"dp": 2}, 8, 1, 1), ({"dp": 1}, 8, 2, 1), ({"dp": 2, "tp": 2}, 2, 4, 1), ({"dp": 2, "pp": 2}, 4, 2, 1),
+        ({"dp": 4, "tp": 2, "pp": 1}, 2, 1, 1), ({"dp": 4, "tp": 2, "pp": 1, "seq_len": 1 << 16}, 2, 1, 2), ({"dp": 4, "tp": 2, "pp": 1, "notes": "ring attention"}, 2, 1, 2),
+        ({"dp": 4, "tp": 2, "pp": 1, "seq_len": 1 << 16, "sharding": "FSDP"}, 2, 1, 2), ({"dp": 2, "sharding": "FSDP"}, 1, 1, 1),
         ({"dp": 2, "fsdp_size": 8}, 1, 1, 1), ({"dp": 16}, 1, 1, 1), ({"dp": 8, "tp": 1, "pp": 1, "cp": 1}, 1, 1, 1),
     ],
 )  # fmt: skip
-def test_what_data_parallel_ranks_leave_of_the_gpus_splits_the_model(changes: dict[str, int], tp: int, pp: int, cp: int) -> None:
+def test_what_data_parallel_ranks_leave_of_the_gpus_splits_the_model(changes: dict[str, Any], tp: int, pp: int, cp: int) -> None:
     """16 GPUs. Copies of groups that share parameters leave nothing; degrees that are stated stay, and win."""
-    case = case_of(row(**(SILENT | {"framework": "torchtitan"} | changes)))
+    case = case_of(row(**(SILENT | {"framework": "torchtitan", "sharding": "ZeRO-1"} | changes)))
     p = case.plan.parallel
-    assert (p.tp, p.pp, p.cp) == (tp, pp, cp) and any("leaves of 16 GPUs" in note for note in case.assumed) == (tp * pp * cp > 1)
+    told = math.prod(int(changes.get(name, 1)) for name in ("tp", "pp", "cp"))
+    assert (p.tp, p.pp, p.cp) == (tp, pp, cp) and any("leaves of 16 GPUs" in note for note in case.assumed) == (tp * pp * cp > told)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dp", "shard"),
+    [
+        ({"gpus": 128, "dp": 16, "sharding": "HSDP (16 replicas x 8 shards)", "framework": "torchtitan"}, 128, 8), ({"gpus": 128, "dp": 4, "sharding": "FSDP 32", "framework": "MaxText"}, 128, 32),
+        ({"gpus": 64, "dp": 8, "ep": 8, "sharding": "ZeRO-1", "framework": "Megatron-Core", "model_name": "Mixtral-8x7B", "n_layers": None, "hidden": None, "n_heads": None}, 64, 64),
+        ({"gpus": 128, "dp": 16, "sharding": "hybrid shard", "seq_len": 1 << 16}, 128, 8),
+    ],
+)  # fmt: skip
+def test_sources_that_count_copies_or_leave_experts_ranks_out_split_no_sequences(changes: dict[str, object], dp: int, shard: int) -> None:
+    """The GPUs tell how many ranks are data-parallel, which is noted."""
+    case = case_of(row(**(SILENT | {"tp": 1, "pp": 1, "global_batch": 128} | changes)))
+    p = case.plan.parallel
+    assert (p.cp, case.plan.data_ranks, p.dp_shard) == (1, dp, shard) and any(
+        f"{dp} by the number of GPUs" in note for note in case.assumed
+    )
 
 
 def test_experts_that_no_gpu_holds_are_dealt_out() -> None:
