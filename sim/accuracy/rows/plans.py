@@ -17,6 +17,7 @@ from sim.accuracy.architecture.models import model_of
 from sim.accuracy.architecture.names import with_widths
 from sim.accuracy.row import Row
 from sim.accuracy.rows.attention import attention_of
+from sim.accuracy.rows.lengths import of_length, seq_len_of
 from sim.accuracy.rows.loops import data_of, output_of, turns_of
 from sim.accuracy.rows.machines import in_devices, machine_of, on_nodes
 from sim.accuracy.rows.networks import network_of
@@ -40,13 +41,6 @@ _WITHOUT_SP = ("megatron-2020", "megatron-2021", "megatron-deepspeed", "oneflow"
 """Frameworks of before sequence parallelism, or without."""
 _SEQUENCE_PARALLEL = "2022-05"
 """When it was published (Korthikanti et al. 2022)."""
-_SQUAD = 384
-"""Tokens of a SQuAD example in BERT's fine-tuning scripts (--max_seq_length 384)."""
-
-_BINNED = {128: 120, 512: 288}
-"""Tokens of a padded BERT sequence where each batch holds sequences of one length bin of 64: NVIDIA's PyTorch scripts
-since 21.09 (LDDL, --phase2_bin_size 64). Half of 512 and a fifth of 128 are padding in Wikipedia (Krell et al. 2021,
-sequence packing); the mean of a bin lies half a bin above the sequences' own mean."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -71,11 +65,12 @@ def case_of(row: Row) -> Case:
     row = beside_data(with_widths(row), assumed)
     framework = framework_of_row(row, assumed)
     model = model_of(row, assumed)
-    row = _in_samples(row, str(model.get("family", "decoder")), assumed)
+    family = str(model.get("family", "decoder"))
+    row = _in_samples(of_length(row, family, assumed), family, assumed)
     layers, further = int(model.get("layers", 1)), int(model.get("mtp", 0))
     machine, edits = machine_of(named_system(row), assumed)
     row = in_parts(row, model, framework, machine, edits, assumed)
-    if model.get("family") == "dlrm" and row.ep is None:
+    if family == "dlrm" and row.ep is None:
         assumed.append("tables of embeddings are shared by all ranks, as DLRM's are")
         row = msgspec.structs.replace(row, ep=row.gpus, sharding=row.sharding or "none")
     sizes = sizes_of(row, assumed, framework, layers)
@@ -89,7 +84,7 @@ def case_of(row: Row) -> Case:
         name=row.row_id,
         task=task,
         framework=asked_overlaps(row, framework),
-        seq_len=None if model.get("family") == "dlrm" else _seq_len(row, framework, assumed),
+        seq_len=None if family == "dlrm" else seq_len_of(row, framework, assumed),
         precision=precision,  # type: ignore[arg-type]
         attention=attention_of(row, sizes.cp, framework, assumed),
         compile=compiled(row),
@@ -198,48 +193,6 @@ def _offload(row: Row, framework: str, precision: str) -> dict[str, Any]:
         return {"offload": "optimizer"}
     layers = offloaded(row, precision) if framework.startswith("megatron-bridge") else 0
     return {"offload": "activations", "offload_layers": layers} if layers else {}
-
-
-_TEXTS = 448
-"""Tokens that Whisper writes of 30 seconds of sound at most (Radford et al. 2022, section 2.2; config.json: max_target_positions)."""
-_LENGTHS: tuple[tuple[str, int], ...] = (
-    # (pattern over "model_type model_name", tokens where a row says nothing); the first that matches counts
-    (r"transformer[-_ ]?xl.*large", 384),  # tgt_len of NVIDIA's wt103 configurations
-    (r"transformer[-_ ]?xl", 192),
-    (r"bert", 128),  # its first phase
-    (r"whisper", _TEXTS),
-    # Sentences: --train-max-length of GNMT in NVIDIA's DeepLearningExamples.
-    (r"gnmt|transformer[-_ ](base|big)|marian|nllb|m2m|mbart", 50),
-    (r"\bm?t5", 512),  # its longest (Raffel et al. 2019)
-    (r"gpt-?2\b|\bbart|pegasus", 1024),  # their positions
-)
-
-
-def _length(row: Row) -> int:
-    """Tokens where the row says nothing: its task's (MLPerf's BERT: the second phase), its model's, else 2048."""
-    kind = f"{row.model_type} {row.model_name}".lower()
-    if "squad" in row.task.lower():
-        return _SQUAD
-    if row.submitted and "bert" in kind:
-        return 512
-    return next((size for pattern, size in _LENGTHS if re.search(pattern, kind)), 2048)
-
-
-def _seq_len(row: Row, framework: str, assumed: list[str]) -> int | None:
-    if row.batch_unit == "images":
-        return None
-    if row.seq_len is None:
-        size = _length(row)
-        assumed.append(f"seq_len not stated: {size}")
-        return size
-    if row.seq_len > _TEXTS and "whisper" in f"{row.model_type} {row.model_name}".lower():
-        assumed.append(f"{row.seq_len} are frames of sound: {_TEXTS} tokens of text")
-        return _TEXTS
-    if framework == "pytorch-apex-jit" and row.seq_len in _BINNED:
-        size = _BINNED[row.seq_len]
-        assumed.append(f"sequences binned by length (LDDL): {size} tokens in the mean of up to {row.seq_len}")
-        return size
-    return row.seq_len
 
 
 def _schedule(row: Row, sizes: Sizes) -> Any:

@@ -18,7 +18,7 @@ from topologies.errors import Refused
 @pytest.mark.parametrize(
     ("changes", "size"),
     [({"model_name": "BERT-Large", "framework": "PyTorch (MLPerf)"}, 512), ({"model_name": "BERT-Large"}, 128), ({"model_name": "T5-3B"}, 512), ({"model_name": "Transformer-XL Large"}, 384), ({"model_name": "Transformer-XL base"}, 192), ({"model_name": "GPT-2 XL"}, 1024),
-     ({"model_name": "Llama-3-8B"}, 2048), ({"model_name": "Whisper large-v3"}, 448), ({"model_name": "Transformer-big"}, 50), ({"model_name": "GNMT"}, 50), ({"model_name": "BART-large"}, 1024)],
+     ({"model_name": "Llama-3-8B"}, 8192), ({"model_name": "Whisper large-v3"}, 448), ({"model_name": "Transformer-big"}, 50), ({"model_name": "GNMT"}, 50), ({"model_name": "BART-large"}, 1024)],
 )  # fmt: skip
 def test_lengths_that_are_not_stated_are_the_models(changes: dict[str, str], size: int) -> None:
     case = case_of(row(**({"seq_len": None, "model_type": "", "n_layers": None, "hidden": None} | changes)))
