@@ -79,6 +79,9 @@ def case_of(row: Row) -> Case:
     precision = precision_of(row, assumed)
     task = _task(row, model, sizes.pp, assumed)
     each = 2 if task == "dpo" else 1
+    windowed = getattr(model_from(model), "window", 0) > 0
+    parallel = _parallel(row, sizes, framework, layers, further, tp_overlap, windowed, assumed)
+    redone = recompute_of(row, layers // sizes.pp, framework, assumed, parallel.chunks)
     plan = Plan(
         model=model,
         name=row.row_id,
@@ -89,8 +92,8 @@ def case_of(row: Row) -> Case:
         attention=attention_of(row, sizes.cp, framework, assumed),
         compile=compiled(row),
         batch=Batch(global_=sizes.batch * turns * each, micro=sizes.micro * each),
-        parallel=_parallel(row, sizes, framework, layers, further, tp_overlap, getattr(model_from(model), "window", 0) > 0, assumed),
-        memory=Memory(**recompute_of(row, layers // sizes.pp, framework, assumed), **_offload(row, framework, precision)),
+        parallel=parallel,
+        memory=Memory(**redone, **_offload(row, framework, precision)),
         optimizer=optimizer_of(row, precision, assumed),
         data=data_of(row, model, framework, assumed),
         output=output_of(row, model),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -13,7 +14,7 @@ from sim.sections import Module
 
 _KEPT: tuple[tuple[str, float, str], ...] = (
     # (word, share of a layer's work that is done again, why)
-    (r"every (other|second)( layer|$|\))", 1 / 2, "every second layer is recomputed"),
+    (r"every (other|second)( (transformer )?(layer|block)|$|\))", 1 / 2, "every second layer is recomputed"),
     (r"save_qkv_out_proj", 2 / 3, "qkv and output products are kept, a third of the layer: counted as two layers of three"),
     (r"save_qkv_proj", 7 / 8, "only the qkv products are kept: seven layers of eight"),
     (
@@ -35,8 +36,10 @@ _UNSAID = {"maxtext": (("", "save_qkv_proj"), (r"(?<!\d)2[0-4]\.\d\d", "save_dot
 maxtext/configure.sh, in its v24.11 (Llama 2; in 16 bits save_dot_except_mlpwi, which keeps one more product that would not run again) and later."""
 
 
-def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[str]) -> dict[str, Any]:
-    """The plan's recomputation; policies that keep some products count as recomputing so many of the layers."""
+def recompute_of(row: Row, layers_per_rank: int, framework: str, assumed: list[str], chunks: int = 1) -> dict[str, Any]:
+    """The plan's recomputation, whose layers are those of each of a rank's `chunks`; policies that keep some products count as recomputing so many of
+    the layers."""
+    each = max(1, layers_per_rank // chunks)
     text = "" if said(row.recompute) is None else row.recompute.lower()
     text = re.sub(_NOTHING_KEPT, "full", re.sub(_ALL_KEPT, "none", text))
     if not text and framework in _UNSAID and row.batch_unit != "images":
@@ -54,19 +57,25 @@ def recompute_of(row: Row, layers_per_stage: int, framework: str, assumed: list[
     for word, share, why in (*_KEPT, *_share(text)):
         if re.search(word, text):
             assumed.append(f"recomputation {text!r}: {why}")
-            layers = round(share * layers_per_stage)
+            layers = math.floor(share * each + 0.5)
             return {"recompute": "full", "recompute_layers": layers} if layers else {"recompute": "none"}
     if modules := _modules(row, framework, assumed):
         return {"recompute": "selective", "recompute_modules": modules}
     if re.search(r"selective|^sel\b|\bcore\b|(attention|attn)( only)?$", text):
         return {"recompute": "selective"}
     if found := re.search(r"block\D*(\d+)|(\d+) (?:of \d+ )?layers", f"{text} {row.recompute_detail.lower()}"):
-        return {"recompute": "full", "recompute_layers": min(int(found.group(1) or found.group(2)), layers_per_stage)}
+        return {"recompute": "full", "recompute_layers": _of_chunk(int(found.group(1) or found.group(2)), row, each, chunks)}
     if not text:
         assumed.append("recomputation not stated: none")
     elif said(text) and (re.search(r"partial|part\b|some\b|half", text) or not re.match(_WHOLE, text)):
         assumed.append(f"recomputation {row.recompute!r} taken as full: all layers")
     return {"recompute": "full" if said(text) else "none"}
+
+
+def _of_chunk(layers: int, row: Row, each: int, chunks: int) -> int:
+    """Layers of each chunk that a number stands for: Megatron-LM counts those of a chunk (its TransformerBlock, recompute_num_layers) where ranks have
+    several; where the row knows of none, those of a rank."""
+    return min(layers if row.vp else max(1, math.floor(layers / chunks + 0.5)), each)
 
 
 def _share(text: str) -> list[tuple[str, float, str]]:
