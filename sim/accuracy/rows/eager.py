@@ -18,7 +18,10 @@ _NVIDIA = r"nv-?dle|nvidia|deeplearningexamples|\bngc\b|apex|dali|lddl"
 """Words of rows that ran NVIDIA's scripts."""
 _OLDER = r"resnet|resnext|\bcnn\b|\bvgg|alexnet|inception|ssd|mask|transformer[-_ ](base|big)|encoder[-_ ]decoder|gnmt|rnn"
 """Classifiers, detectors and translation: scripts of before PyTorch 2.0."""
-_PICTURES = _OLDER.partition("|transformer")[0] + r"|\bvit\b|vit_|deit|swin|convnext|net-?v?\d|u-?net|inception|alexnet|wrn"
+_PICTURES = (
+    _OLDER.partition("|transformer")[0]
+    + r"|\bvit\b|vit_|deit|swin|convnext|net-?v?\d|u-?net|inception|alexnet|wrn|diffusion|\bsdxl|\bdit\b|\bflux"
+)
 _LARGER = r"\bm?t5|\bt0\b|\bul2|\bm?bart|pegasus|nllb|m2m|whisper"
 """Encoders with decoders that no such script trains: modules of transformers."""
 

@@ -77,6 +77,7 @@ def _splits_sequences(row: Row) -> bool:
 def in_parts(row: Row, model: dict[str, Any], framework: str, machine: str, edits: tuple[str, ...], assumed: list[str]) -> Row:
     """The row with a split that it leaves out: for a batch with fewer samples than GPUs, for experts, and for a model that no GPU holds."""
     spec = model_from(model)
+    row = _undivided(row, str(model.get("family", "")), assumed)
     if not isinstance(spec, Decoder):
         return _by_samples(row, model.get("heads", 1), assumed)
     if framework.startswith(_SPLITS) and spec.lora is None:
@@ -84,6 +85,23 @@ def in_parts(row: Row, model: dict[str, Any], framework: str, machine: str, edit
     if spec.moe and row.ep is None and (row.gpus or 1) > 1:
         assumed.append("ep not stated: 1")
     return _by_samples(row, spec.heads, assumed)
+
+
+_WHOLE = ("dit", "flux")
+"""Families of which no layer is split by tensors."""
+
+
+def _undivided(row: Row, family: str, assumed: list[str]) -> Row:
+    """A diffusion transformer's row, its tensor-parallel ranks counted as data-parallel ones where samples are enough: each then does as much, but
+    for the messages inside layers."""
+    tp, samples = row.tp or 1, (row.global_batch or 0) * (row.pp or 1)
+    if family not in _WHOLE or tp == 1 or not row.gpus or samples < row.gpus:
+        return row
+    assumed.append(
+        f"tensor parallelism of {tp} inside a diffusion transformer is not described: its ranks are counted as data-parallel ones"
+    )
+    micro = max(1, row.micro_batch // tp) if row.micro_batch else None
+    return msgspec.structs.replace(row, tp=1, dp=None, micro_batch=micro)
 
 
 @cache

@@ -126,7 +126,7 @@ def _task(row: Row, model: dict[str, Any], pp: int, assumed: list[str]) -> Any:
     return "lora" if adapters else "train"
 
 
-_PICTURES = ("cnn", "vit")
+_PICTURES = ("cnn", "vit", "efficientnet", "convnext", "unet", "dit", "flux", "diffusion-unet")
 _TEXT = ("decoder", "encoder", "transformer-xl", "captured")
 _MANY = 1 << 16
 """Sequences that no step takes: a batch of so many, its unit unsaid, is counted in tokens."""

@@ -19,6 +19,7 @@ from topologies.errors import Refused
 
 _AND = r" ?([-+/&,(]|and|with) ?"
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
+    (r"hugectr", "hugectr"),  # also in MLPerf
     (r"megatron[- ]?bridge", "megatron-bridge"),
     (r"metaseq|fairseq|fairscale", "pytorch"),  # also with layers split as Megatron's
     (r"oneflow|\blibai\b", "oneflow"),
@@ -59,8 +60,13 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     if name == "mlperf-nvidia" and _is(row, r"llama|bert\b"):
         return submitted_text(row)
     if name == "mlperf-nvidia" and _is(row, "flux"):
-        assumed.append("MLPerf's FLUX.1 taken as its reference, torchtitan's")
-        name = "torchtitan"
+        name = "nemo" if "nemo" in row.framework.lower() else "torchtitan"
+        if name == "torchtitan":
+            assumed.append("MLPerf's FLUX.1 taken as its reference, torchtitan's")
+    if name == "mlperf-nvidia" and _is(row, r"diffusion|\bsd-?[12]"):
+        return "mlperf-nvidia-diffusion"
+    if name == "mlperf-nvidia" and _is(row, "dlrm") and not re.search(r"torch", row.framework.lower()):
+        return "hugectr"  # all submissions of NVIDIA's recommenders
     if name in ("mlperf-nvidia", "llm-foundry") and (row.batch_unit == "images" or _is(row, _MASKS + r"|resnet|\bcnn\b|\bvit\b|dlrm")):
         name, text = "pytorch", "torch"  # detection, translation, recommenders, and Composer's pictures are plain modules
     if "hai-llm" in text and row.n_experts:

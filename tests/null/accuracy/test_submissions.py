@@ -181,6 +181,9 @@ def test_benchmarks_have_models_of_their_own() -> None:
         plan = case_of(row(pictures, model_name="DLRM", model_type="recommender", batch_unit="samples", date=date)).plan
         assert isinstance(plan.model, dict) and plan.model["name"] == name
         assert (plan.framework, plan.seq_len, plan.data.handover) == ("pytorch-amp", None, "none")  # modules, and batches sent ahead
+        for framework in ("HugeCTR", "NGC (MLPerf)"):
+            captured = row(pictures, model_name="DLRM", model_type="recommender", batch_unit="samples", date=date, framework=framework)
+            assert case_of(captured).plan.framework == "hugectr"
     for date in ("", "2021-12"):
         with pytest.raises(Refused, match="SSD on ResNet-34"):
             case_of(row(pictures, model_name="SSD", date=date))
@@ -226,4 +229,29 @@ def test_flux_is_trained_as_the_benchmark_does(name: str, framework: str) -> Non
     told = {"model_name": name, "model_type": "", "gpu": "B200", "precision": "bf16", "micro_batch": 32, "global_batch": 256}
     case = case_of(row(PICTURES, **(told | {"framework": framework, "optimizer": "adamw"})))
     assert isinstance(case.plan.model, dict) and (case.plan.model["image"], case.plan.model["text"]) == (256, 256)
-    assert (case.plan.framework_name, case.plan.parallel.zero) == ("torchtitan", 3)
+    assert (case.plan.framework_name, case.plan.parallel.zero) == (("torchtitan", 3) if framework == "torchtitan" else ("nemo", 1))
+
+
+def test_tensors_of_diffusion_transformers_are_counted_as_samples() -> None:
+    """Half of the samples on twice as many data-parallel ranks; where samples are too few the row stays as it is, which is refused."""
+    told = {
+        "model_name": "FLUX.1",
+        "model_type": "",
+        "gpu": "B200",
+        "precision": "bf16",
+        "framework": "torchtitan",
+        "tp": 2,
+        "dp": 8,
+        "micro_batch": 16,
+    }
+    case = case_of(row(PICTURES, **(told | {"global_batch": 128})))
+    assert (case.plan.parallel.tp, case.plan.data_ranks, case.plan.batch.micro) == (1, 16, 8)
+    assert any("counted as data-parallel" in note for note in case.assumed)
+    assert case_of(row(PICTURES, **(told | {"global_batch": 8, "micro_batch": 1}))).plan.parallel.tp == 2
+
+
+@pytest.mark.parametrize("framework", ["NeMo", "PyTorch", "NGC"])
+def test_stable_diffusion_is_captured_whatever_the_row_counts(framework: str) -> None:
+    told = {"model_name": "Stable Diffusion", "model_type": "", "precision": "fp16", "framework": framework}
+    pictures, samples = (case_of(row(PICTURES, batch_unit=unit, **told)).plan for unit in ("images", "samples"))
+    assert pictures == samples and (pictures.framework, pictures.parallel.zero) == ("mlperf-nvidia-diffusion", 0)
