@@ -37,15 +37,19 @@ _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"tensorflow[- ]?2|tf[- ]?2|\bkeras", "tf2-horovod"),
     (r"tensorflow|tf[- ]?1|\btf\b|tensor2tensor|openseq2seq", "tf1-horovod"),
 )
-_TORCH = r"torch|lit-?gpt|lightning|deepspeed|fsdp|hugging|transformers|accelerate|trainer|nano|pico|colossal|paddle|fairseq|fairscale|metaseq|olmo|\btimm\b"
-_TORCH += r"|mmdet|mmpre|mmseg|detectron|diffusers|\btrl\b|\bpeft\b|unsloth|axolotl|llama-?factory|\bfabric\b|\blit-|tutel|\bapex\b|opendit"
-"""Words of libraries that run models as PyTorch's modules."""
+_LIBRARIES = r"lit-?gpt|lightning|deepspeed|hugging|transformers|accelerate|trainer|nano|pico|colossal|paddle|fairseq|fairscale|metaseq|olmo|\btimm\b"
+_LIBRARIES += (
+    r"|mmdet|mmpre|mmseg|detectron|diffusers|\btrl\b|\bpeft\b|unsloth|axolotl|llama-?factory|\bfabric\b|\blit-|tutel|\bapex\b|opendit"
+)
+"""Libraries that run models as PyTorch's modules."""
+_TORCH = f"torch|fsdp|{_LIBRARIES}"
+"""Words of rows that run them so."""
 
 
 def framework_of_row(row: Row, assumed: list[str]) -> str:
     """The framework file that describes how the row was run; one that is not described is taken as plain PyTorch, which is noted."""
-    text = re.sub(r"[_ ]+", " ", f"{row.framework} {row.source_id}".lower()).replace("megatron lm", "megatron-lm")
-    name = next((name for pattern, name in _FRAMEWORKS if re.search(pattern, text)), "pytorch")
+    text = _told(row)
+    name = _named(text) or "pytorch"
     if name == "pytorch" and not re.search(_TORCH, text) and max(row.tp or 1, row.pp or 1, row.ep or 1) > 1:
         assumed.append(f"framework {row.framework!r} splits the model: taken as Megatron-LM")
         name = "megatron-lm"
@@ -98,6 +102,22 @@ def framework_of_row(row: Row, assumed: list[str]) -> str:
     if name != "pytorch":
         return name
     return eager_of(row, text, re.search(_TORCH, text) is not None, precision_of(row), assumed)
+
+
+def _told(row: Row) -> str:
+    """What tells the framework: the row's own word, with the benchmark that it was run for; where that names none, also the source's."""
+    own = f"{row.framework} {'mlperf' if row.submitted else ''}".lower().strip()
+    both = own if _named(_plain(own)) or re.search(_LIBRARIES, own) else f"{own} {row.source_id.lower()}"
+    return _plain(both)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[_ ]+", " ", text).replace("megatron lm", "megatron-lm")
+
+
+def _named(text: str) -> str:
+    """The first framework that the text names; "" where it names none."""
+    return next((name for pattern, name in _FRAMEWORKS if re.search(pattern, text)), "")
 
 
 _TF1_ENDS = "2021-07"
