@@ -119,8 +119,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def submitted(self) -> bool:
-        """Of a submission to MLPerf, as the framework or the source says."""
-        return "mlperf" in f"{self.framework} {self.source_id}".lower()
+        """Of a submission to MLPerf, as the framework, its version or the source says."""
+        return "mlperf" in f"{self.framework} {self.framework_version} {self.source_id} {self.source}".lower()
 
     @property
     def drops_tokens(self) -> bool:

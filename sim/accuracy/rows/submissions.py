@@ -15,7 +15,7 @@ from sim.accuracy.architecture.adapters import trains_adapters
 from sim.accuracy.row import Row
 
 _ROUNDS = {
-    "0.7": "2020-07", "1.0": "2021-06", "1.1": "2021-12", "2.0": "2022-06", "2.1": "2022-11", "3.0": "2023-06", "3.1": "2023-11", "4.0": "2024-06",
+    "0.5": "2018-12", "0.6": "2019-07", "0.7": "2020-07", "1.0": "2021-06", "1.1": "2021-12", "2.0": "2022-06", "2.1": "2022-11", "3.0": "2023-06", "3.1": "2023-11", "4.0": "2024-06",
     "4.1": "2024-11", "5.0": "2025-06", "5.1": "2025-11",
 }  # fmt: skip
 """When the results of a round were published."""
@@ -30,17 +30,25 @@ _IN_SWITCHES = 448
 v4.0); config_DGXH100_multi_316x8x16.sh has it commented out."""
 
 
+_ONE_STAGE = r"single[ _-]stage[ _-]detector"
 _BENCHMARKS = (
-    # (bare name as a pattern, date of the first round, what it trains); the first that fits counts
-    (r"resnet", "", "ResNet-50"),
-    (r"gpt-?3", "", "GPT-3-175B"),
+    # (bare name, or directory in mlcommons/training, as a pattern; date of the first round; what it trains); the first that fits counts
+    (r"resnet|image[ _-]classification", "", "ResNet-50"),
+    (r"gpt-?3|large[ _-]language[ _-]model", "", "GPT-3-175B"),
     (r"stable[ _-]?diffusion", "", "Stable Diffusion v2"),
     # mlcommons/training, text_to_image: torchtitan's flux_schnell_mlperf.toml
-    (r"flux[._ -]?1?([-_ ]schnell)?", "", "FLUX.1-schnell (256x256)"),
-    (r"dlrm", _ROUNDS["3.0"], "DLRM-DCNv2"),
-    (r"dlrm", _ROUNDS["0.7"], "DLRM (Criteo 1TB)"),
-    (r"ssd", _ROUNDS["2.0"], "RetinaNet"),
-    (r"ssd", "", "SSD on ResNet-34, or RetinaNet"),  # no SSD300 on ResNet-50, which ships
+    (r"flux[._ -]?1?([-_ ]schnell)?|text[ _-]to[ _-]image", "", "FLUX.1-schnell (256x256)"),
+    (r"recommendation[ _-]v2", "", "DLRM-DCNv2"),
+    (r"dlrm|recommendation", _ROUNDS["3.0"], "DLRM-DCNv2"),
+    (r"dlrm|recommendation", _ROUNDS["0.7"], "DLRM (Criteo 1TB)"),
+    (rf"ssd|{_ONE_STAGE}", _ROUNDS["2.0"], "RetinaNet"),
+    (rf"ssd|{_ONE_STAGE}", "", "SSD on ResNet-34, or RetinaNet"),  # no SSD300 on ResNet-50, which ships
+    (rf"{_ONE_STAGE}\W+retinanet\W*", "", "RetinaNet"),
+    (rf"{_ONE_STAGE}\W+ssd\W*", "", "SSD on ResNet-34"),
+    (r"object[ _-]detection(\W+mask[ _-]?r-?cnn\W*)?", "", "Mask R-CNN"),
+    (r"(language[ _-]model|natural[ _-]language[ _-]processing)(\W+bert\W*)?", "", "BERT"),
+    (r"rnn[ _-]translator|translation\W+gnmt\W*", "", "GNMT"),
+    (r"translation(\W+transformer\W*)?", "", "Transformer-big"),
 )
 """What MLPerf's benchmarks train, by their bare names."""
 
@@ -54,8 +62,10 @@ def completed(row: Row) -> Row:
     return msgspec.structs.replace(row, model_name=name) if name else row
 
 
-_CONTAINER = r"\b(?:ngc|nemo|container)\b\D*(?<!\d)(2\d)\.(0[1-9]|1[0-2])\b"
-"""NVIDIA's containers are called by their year and month: "NGC pytorch 21.11", "NeMo 24.09"."""
+_CONTAINER = r"\b(?:ngc|nemo|container|release|nvcr)\b\D*(?<!\d)(2\d)\.(0[1-9]|1[0-2])\b"
+"""NVIDIA's containers are called by their year and month: "NGC pytorch 21.11", "NeMo 24.09", "PyTorch NVIDIA Release 23.09"."""
+_ROUND = r"(?:mlperf|training[ _-]results)(?:(?!torch|nemo|mxnet|tensorflow|jax|cuda|release|megatron)\D)*?(\d\.\d)(?![.\d])"
+"""The round behind the benchmark's name ("MLPerf Training v5.0"), no library between."""
 
 
 def _dated(row: Row) -> Row:
@@ -63,11 +73,19 @@ def _dated(row: Row) -> Row:
     version = f"{row.framework_version} {row.source} {row.framework}"
     if row.date:
         return row
-    found = re.search(r"\bv?(\d\.\d)\b", version) if row.submitted else None
-    date = _ROUNDS.get(found[1], "") if found else ""
+    date = _ROUNDS.get(_round(row), "") if row.submitted else ""
     if not date and (container := re.search(_CONTAINER, version.lower())):
         date = f"20{container[1]}-{container[2]}"
     return msgspec.structs.replace(row, date=date) if date else row
+
+
+def _round(row: Row) -> str:
+    """The round of a submission: behind the benchmark's name in any of its cells, or all that its version says ("v5.0"; "5.0" is no
+    library's); "" where neither tells."""
+    cells = (row.source, row.framework_version, row.framework, row.source_id, row.system)
+    found = next((found for cell in cells if (found := re.search(_ROUND, cell.lower()))), None)
+    found = found or re.fullmatch(r"(?:v(?=\d)|(?=[3-9]))(\d\.\d)", row.framework_version.lower())
+    return found[1] if found else ""
 
 
 def submitted_text(row: Row) -> str:
