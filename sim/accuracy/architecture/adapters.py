@@ -35,16 +35,37 @@ FOUR_BITS = r"\bnf4\b|4-?bit|qlora"
 _EVERYWHERE = r"all[- ]linear|all (the )?linear|every linear|gate_proj|all modules"
 
 
+_ADAPTERS = r"(?<![a-z])(?<![vq][-_ ])(q|rs)?[dl]ora\b|\bpeft\b"
+"""Words of low-rank adapters, and not of latent attention (kv_lora_rank, q_lora 1536)."""
+_WITHOUT = r"\b(no|not|non|without|w/o|vs\.?|than)\W+([dlq]*lora|peft|adapters?)\b"
+_WHOLE = r"\bfull\b|pre-?train"
+"""Tasks of all weights, whatever else the framework can do."""
+
+
 def trains_adapters(row: Row) -> bool:
-    """LoRA, said of the task, the model ("Llama-2-70B LoRA") or the family; MLPerf trains Llama 2 70B so alone (training_rules: llama2_70b_lora)."""
-    if re.search(r"[dl]ora\b|\bpeft\b|adapter", f"{row.task} {row.model_name} {row.family}".lower()):
+    """LoRA, said of the task, the model ("Llama-2-70B LoRA") or the family, or beside a task that is not of all weights of the framework, the type or
+    the architecture; MLPerf trains Llama 2 70B so alone (training_rules: llama2_70b_lora)."""
+    told = re.sub(_WITHOUT, "", f"{row.task} {row.model_name} {row.family}".lower())
+    if re.search(f"{_ADAPTERS}|adapter", told):
+        return True
+    more = re.sub(_WITHOUT, "", f"{row.framework} {row.model_type} {row.arch_note}".lower())
+    if re.search(_ADAPTERS, more) and not re.search(_WHOLE, row.task.lower()):
         return True
     return row.submitted and re.search(r"llama[-_ ]?2.*70b", row.model_name.lower()) is not None
 
 
+EIGHT_BITS = r"\bint-?8\b|\b8[- ]?bits?\b(?! float)|llm\.int8"
+"""Words of a base that is packed in eight bits, whose products are in 16 (Dettmers et al. 2022)."""
+
+
+def packed_base(row: Row, words: str) -> bool:
+    """The precision of a row that trains adapters is that of its frozen base alone: `words` say how its integers are stored."""
+    return trains_adapters(row) and re.search(rf"{EIGHT_BITS}|\bint-?4\b", words) is not None
+
+
 def _is_packed(row: Row) -> bool:
     """Does the base lie in four bits?"""
-    return re.search(FOUR_BITS, f"{row.precision} {row.framework} {row.task} {row.model_name}".lower()) is not None
+    return re.search(rf"{FOUR_BITS}|\bint-?4\b", f"{row.precision} {row.framework} {row.task} {row.model_name}".lower()) is not None
 
 
 def adapters_of(row: Row, assumed: list[str]) -> Lora:
@@ -64,6 +85,8 @@ def adapters_of(row: Row, assumed: list[str]) -> Lora:
         gathered = re.search(r"fsdp|zero-?3|full_shard", row.sharding.lower()) or row.n_experts
         lora = lora if gathered else msgspec.structs.replace(lora, base="nf4")
         assumed.append("the base packed in four bits" + (": neither its bytes nor its unpacking are counted" if gathered else " (NF4)"))
+    elif re.search(EIGHT_BITS, row.precision.lower()):
+        assumed.append("the base packed in eight bits: neither its bytes nor its unpacking are counted")
     assumed.append(
         f"LoRA of rank {lora.rank} on {', '.join(lora.targets)}: {whose}{', but for what the row says' * bool(rank or everywhere)}"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sim.accuracy.architecture.adapters import FOUR_BITS
+from sim.accuracy.architecture.adapters import FOUR_BITS, packed_base
 from sim.accuracy.row import Row
 from sim.accuracy.rows.eager import eager_of
 from sim.accuracy.rows.recipes import recipe_of
@@ -199,11 +199,12 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
 def precision_of(row: Row, assumed: list[str] | None = None) -> str:
     """The plan's precision; unsaid: that of most training on the GPU. Raises `Refused` for a word that is none."""
     text = row.precision.lower().strip()
-    if said(text) is None:
+    packed = packed_base(row, text)
+    if said(text) is None or packed:
         old = re.search(r"v100|\bt4\b|p100", row.gpu.lower()) is not None
         name = "fp16" if old else "bf16"
         if assumed is not None:
-            assumed.append(f"precision not stated: {name}")
+            assumed.append(f"precision {row.precision!r} is the frozen base's: {name}" if packed else f"precision not stated: {name}")
         return name
     text = re.sub(_DENIED.format(_LESS), "", text) or "fp32"
     for pattern, name in _PRECISIONS:
