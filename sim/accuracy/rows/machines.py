@@ -30,7 +30,7 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"h200", r"\bnvl\b|pcie", "h200-nvl-x8", ""),
     (r"h200", "efa|aws|p5en?", "aws-p5en", ""),
     (r"h200", "whitefiber", "whitefiber-h200", ""),
-    (r"h200", r"gcp|a3-ultra", "gcp-a3-ultra", ""),
+    (r"h200", r"gcp|google cloud|a3[- ]?ultra", "gcp-a3-ultra", ""),
     (r"h200", "", "dgx-h200", ""),
     (r"h800", "pcie", "h100-pcie-x8", ""),  # its links alone differ from H100's
     (r"h800", "", "hgx-h800", ""),
@@ -40,9 +40,9 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"h100", "500 ?w|grand teton|hbm2e variant", "grand-teton-h100", ""),
     (r"h100", "eos|8 compute links", "eos", ""),
     (r"h100", r"efa|aws|\bp5\b", "aws-p5", ""),
-    (r"h100", r"azure|(?<![a-z])nd\d*\w* ?h100", "azure-nd-h100-v5", ""),
-    (r"h100", "gcp|a3-mega|tcpxo", "gcp-a3-mega", ""),
-    (r"h100", "a3-high|tcpx", "gcp-a3-high", ""),
+    (r"h100", r"azure|(?<![a-z])nd\d*\w* ?h100|(?<![a-z])nd96isr", "azure-nd-h100-v5", ""),
+    (r"h100", r"a3[- ]?high|tcpx(?!o)", "gcp-a3-high", ""),
+    (r"h100", r"gcp|google cloud|a3[- ]?mega|tcpxo", "gcp-a3-mega", ""),
     (r"h100", r"\bnvl\b", "h100-nvl-x8", ""),
     (r"h100", "pcie", "h100-pcie-x8", ""),
     (r"h100", "", "dgx-h100", ""),
@@ -56,9 +56,11 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"a100(?!0)", "4 x 100 gb roce", "internevo-a100", ""),
     (r"a100(?!0)", "p4de", "aws-p4de", ""),
     (r"a100(?!0)", "efa|aws|p4d", "aws-p4d", ""),
-    (r"a100(?!0)", r"azure|(?<![a-z])nd\d*\w* ?a100", "azure-nd-a100-v4", ""),
-    (r"a100(?!0)", r"^80 .*(gcp|a2-)|a2-ultra", "gcp-a2", "gpu=a100-sxm-80gb"),
-    (r"a100(?!0)", "gcp|a2-", "gcp-a2", ""),
+    # ND96asr has A100 of 40 GB, ND96amsr of 80 (Azure's pages of the NDasrA100_v4 and NDm_A100_v4 series)
+    (r"a100(?!0)", r"^40 .*azure|(?<![a-z])nd96asr", "azure-nd-a100-v4", "gpu=a100-sxm-40gb"),
+    (r"a100(?!0)", r"azure|(?<![a-z])nd\d*\w* ?a100|(?<![a-z])nd96amsr", "azure-nd-a100-v4", ""),
+    (r"a100(?!0)", r"^80 .*(gcp|google cloud|a2-)|a2-ultra", "gcp-a2", "gpu=a100-sxm-80gb"),
+    (r"a100(?!0)", "gcp|google cloud|a2-", "gcp-a2", ""),
     (r"a100(?!0)", r"^40 .*pcie", "a100-pcie-x8", "gpu=a100-pcie-40gb"),
     (r"a100(?!0)", "pcie", "a100-pcie-x8", ""),
     (r"a100(?!0)", r"^40 ", "dgx-a100-40gb", ""),
@@ -67,8 +69,8 @@ _RULES: tuple[tuple[str, str, str, str], ...] = (
         r"v100s",
         "",
         "a100-pcie-x8",
-        "gpu=v100-pcie-32gb; gpu.bandwidth=1134 GB/s",
-    ),  # a later V100 PCIe with faster memory (NVIDIA's data sheet)
+        "gpu=v100-pcie-32gb; gpu.bandwidth=1134 GB/s; gpu.clock=1597",
+    ),  # a later V100 PCIe with faster memory, and boost: 130 and 16.4 TFLOP/s (NVIDIA's data sheet)
     (r"v100", "one nic per node", "dlperf-v100", ""),
     (r"v100", "p3dn", "aws-p3dn", ""),
     (r"v100", "ndv2|nd40rs", "azure-ndv2", ""),
@@ -127,6 +129,8 @@ _RACK = ("gb200-nvl72", "gb300-nvl72", "vr200-nvl72")
 _RACK_USED = 64
 """Jobs over several racks take 64 of the 72 GPUs of each, so that powers of two divide."""
 
+_ANOTHER = r"(?<!\d)(?![12]080 ?ti)([1-5]0[5-9]0) ?(?:ti|super|d|laptop|mobile|max q)\b"
+"""Cards for games whose suffix makes them other chips, or other sizes of the same: an RTX 3080 Ti is no 3080."""
 _SOCKETED = r"sxm|\bhgx|\bdgx|nvswitch"
 _CARD = r"pcie|\bnvl\b"
 """Words of boards on sockets, and of cards: beside the former, unless the GPU's own name or form says it, PCIe is what leads to hosts and adapters."""
@@ -142,6 +146,8 @@ def machine_of(row: Row, assumed: list[str]) -> tuple[str, tuple[str, ...]]:
     if re.search(_SOCKETED, words) and not re.search(_CARD, f"{row.gpu} {row.gpu_form}".lower()):
         words = re.sub(_CARD, "", words)
     words += _CLUSTERED * ((row.nodes or 1) > 1)
+    if kin := re.search(_ANOTHER, name):
+        raise Refused(f"GPU {row.gpu!r} is in no machine of the catalog: a {kin[1]} is another")
     for gpu, pattern, machine, edits in _RULES:
         if re.search(gpu, name) and (not pattern or re.search(pattern, words)):
             if not pattern and not row.system:

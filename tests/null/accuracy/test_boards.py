@@ -48,13 +48,32 @@ def test_grace_hopper_has_its_own_memory(words: str, memory: int, bandwidth: flo
         ("A100", 80, "a2-ultragpu-8g", "gcp-a2", "a100-sxm-80gb"), ("A100", 40, "a2-highgpu-8g", "gcp-a2", "a100-sxm-40gb"),
         ("A100", 80, "ND96amsr_A100_v4", "azure-nd-a100-v4", "a100-sxm-80gb"), ("A100", 80, "ND A100 v4", "azure-nd-a100-v4", "a100-sxm-80gb"),
         ("H100", 80, "Standard_ND96isr_H100_v5", "azure-nd-h100-v5", "h100-sxm"), ("H200", 141, "p5e.48xlarge", "aws-p5en", "h200-sxm"),
-        ("B200", 180, "p6-b200.48xlarge", "aws-p6-b200", "b200-sxm"),
+        ("B200", 180, "p6-b200.48xlarge", "aws-p6-b200", "b200-sxm"), ("A100", None, "ND96asr_v4", "azure-nd-a100-v4", "a100-sxm-40gb"),
+        ("A100", None, "Standard_ND96amsr_A100_v4", "azure-nd-a100-v4", "a100-sxm-80gb"), ("A100", 40, "Azure", "azure-nd-a100-v4", "a100-sxm-40gb"),
+        ("H100", 80, "GCP a3-highgpu-8g", "gcp-a3-high", "h100-sxm"), ("H100", 80, "GCP, GPUDirect-TCPX", "gcp-a3-high", "h100-sxm"), ("H100", 80, "GCP, GPUDirect-TCPXO", "gcp-a3-mega", "h100-sxm"),
+        ("H100", 80, "Google Cloud A3 Mega", "gcp-a3-mega", "h100-sxm"), ("H200", 141, "Google Cloud A3 Ultra", "gcp-a3-ultra", "h200-sxm"), ("H200", 141, "A3 Ultra", "gcp-a3-ultra", "h200-sxm"),
     ],
 )  # fmt: skip
-def test_clouds_by_the_names_of_their_machines(gpu: str, memory: int, system: str, machine: str, found: str) -> None:
+def test_clouds_by_the_names_of_their_machines(gpu: str, memory: int | None, system: str, machine: str, found: str) -> None:
     name, edits = machine_of(row(gpu=gpu, gpu_mem_gb=memory, system=system, gpus=8), [])
     device = load_topology(name, edits).device(0)
     assert name == machine and isinstance(device, Gpu) and device.name == found
+
+
+@pytest.mark.parametrize(
+    "words", ["RTX 3080 Ti", "GeForce RTX3090Ti", "RTX 4080 SUPER", "RTX 4090 D", "NVIDIA RTX 4090 Laptop GPU", "RTX 2080 Super"]
+)
+def test_a_card_is_not_its_smaller_kin(words: str) -> None:
+    with pytest.raises(Refused, match="is another"):
+        machine_of(row(gpu=words, gpus=1), [])
+
+
+def test_a_v100s_is_faster_than_a_v100() -> None:
+    """NVIDIA's data sheet: 130 and 16.4 TFLOP/s, 1134 GB/s."""
+    name, edits = machine_of(row(gpu="V100S-PCIE-32GB", gpus=8), [])
+    device = load_topology(name, edits).device(0)
+    assert isinstance(device, Gpu) and device.bandwidth == 1134e9 and device.clock == 1597e6
+    assert device.flops["fp16"] == pytest.approx(130e12, rel=0.01) and device.flops["fp32"] == pytest.approx(16.4e12, rel=0.02)
 
 
 def test_a_later_h20_has_its_own_memory() -> None:
