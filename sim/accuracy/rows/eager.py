@@ -46,10 +46,7 @@ def _script(row: Row, precision: str) -> str:
     """The file of a script for such a model; "" where any loop around its modules will do."""
     model = f"{row.model_type} {row.model_name}".lower()
     if re.search(r"(?<!hu)bert\b", model):
-        if "squad" in row.task.lower():
-            return "pytorch-apex-squad" if not row.of_torch_2 or _nvidias(row) else ""
-        later = row.pretrains and (row.date >= _SCRIPTED or row.of_torch_2)
-        return "pytorch-apex-ddp" if not later else "pytorch-apex-jit" if _nvidias(row) else ""
+        return _bert(row)
     if re.search("transformer[-_ ]xl", model):
         return "pytorch-transformer-xl"
     if re.search(r"mask[-_ ]?r[-_ ]?cnn", model) and precision != "fp32":
@@ -63,6 +60,22 @@ def _script(row: Row, precision: str) -> str:
     if not re.search(_OLDER, model) or re.search(_LARGER, model):
         return ""
     return "pytorch-foreach" if row.of_torch_2 and not _nvidias(row) else layout_of(row)
+
+
+_OWN_LOOPS = r"hugging|transformers|accelerate|lightning|trainer|\bfabric\b|deepspeed"
+"""Libraries with loops of their own around BERT."""
+
+
+def _bert(row: Row) -> str:
+    """The file of NVIDIA's script, where the row ran that or is a pretraining of its time; tuned on anything but SQuAD, or by a library's own loop,
+    BERT is a module like any other."""
+    if "squad" in row.task.lower():
+        return "pytorch-apex-squad" if not row.of_torch_2 or _nvidias(row) else ""
+    if not row.pretrains or (re.search(_OWN_LOOPS, row.framework.lower()) and not _nvidias(row)):
+        return ""
+    if row.date < _SCRIPTED and not row.of_torch_2:
+        return "pytorch-apex-ddp"
+    return "pytorch-apex-jit" if _nvidias(row) else ""
 
 
 def _nvidias(row: Row) -> bool:

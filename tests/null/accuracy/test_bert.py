@@ -142,3 +142,24 @@ def test_squad_in_pytorch_2_is_tuned_as_any_model(date: str, framework: str, upd
     )
     plan = case_of(msgspec.structs.replace(tuned, date=date)).plan
     assert (plan.framework, plan.optimizer.implementation) == (framework, update)
+
+
+@pytest.mark.parametrize(
+    ("changes", "framework"),
+    [
+        ({"task": "finetune GLUE MNLI", "date": "2024-05"}, "pytorch"), ({"task": "fine-tuning IMDB", "date": "2020-05"}, "pytorch"), ({"task": "glue", "framework": "HF Trainer", "date": ""}, "pytorch-amp"),
+        ({"task": "pretrain", "framework": "HF Trainer", "date": ""}, "pytorch-amp"), ({"task": "pretrain", "date": "2024-05"}, "pytorch"), ({"task": "pretrain", "date": "2020-05"}, "pytorch-apex-ddp"),
+        ({"task": "pretrain", "date": "2023-05", "source_id": "nv-dle"}, "pytorch-apex-jit"), ({"task": "glue", "date": "2020-05", "source_id": "nv-dle"}, "pytorch"),
+    ],
+)  # fmt: skip
+def test_nvidias_script_is_of_pretraining(changes: dict[str, str], framework: str) -> None:
+    told = {
+        "framework": "PyTorch",
+        "framework_version": "",
+        "source_id": "",
+        "source": "",
+        "gpu": "A100",
+        "precision": "fp16",
+        "sharding": "DDP",
+    }
+    assert framework_of_row(row(**(told | changes)), []) == framework
