@@ -35,6 +35,11 @@ _ABSENT = frozenset(
 """Numbers whose 0 says that a row has no such thing."""
 _EACH = frozenset(("micro_batch", "gpus_per_node"))
 """Numbers of each GPU, or of each node, whether the cell says so or not."""
+_DENIED = frozenset(("no", "off", "false", "disabled"))
+"""What says of a number that the row has no such thing: of degrees, chunks and accumulation that there is one."""
+_OF_EXPERTS = frozenset(("n_experts", "top_k"))
+"""Numbers beside which others may stand: "2 of 8", "64 routed + 2 shared"."""
+_SINGLE = frozenset(("tp", "pp", "vp", "cp", "ep", "etp", "grad_accum"))
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DECIMAL = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _BINARY = {"k": 1 << 10, "m": 1 << 20}
@@ -44,7 +49,7 @@ _ROUNDED = 0.03
 """Share by which a power of two may differ from its own thousands."""
 _UNITS = (
     r"(?<=\d)\s*(gi?b|g|s|secs?|seconds|s/it|sec/(it|iter|step))$"
-    r"|(?<=[\dkmb])[\s-]+(gpus?|nodes?|tok|tokens?|seqs?|sequences?|samples?|images?|imgs?|steps?|ways?|ranks?|stages?|layers?|micro-?batch(es)?)$"
+    r"|(?<=[\dkmb])[\s-]+(gpus?|nodes?|tok|tokens?|seqs?|sequences?|samples?|images?|imgs?|steps?|ways?|ranks?|stages?|layers?|experts?|heads?|groups?|micro-?batch(es)?)$"
 )
 _MODEL = r"[\s-]*(nvidia|amd|[ahbglv]\d|gb\d|rtx|tesla|mi\d)[\w\s-]*$"
 """A GPU's name behind their number."""
@@ -76,6 +81,10 @@ def number(text: str, column: str, kind: type) -> int | float | None:
     plain = text.strip().lower()
     if plain in _UNKNOWN or (column in _ABSENT and plain in ("0", "0.0")) or (column == "gpus" and re.fullmatch(r"[\d,]+\s*nodes?", plain)):
         return None
+    if re.sub(r"\s*\(.*", "", plain) in _DENIED and column in _ABSENT:
+        return 1 if column in _SINGLE else None
+    if column == "n_kv_heads" and re.fullmatch(r"m[hq]a|gqa|multi[- ](head|query)( attention)?|grouped[- ]query( attention)?", plain):
+        return 1 if re.match(r"mqa|multi[- ]query", plain) else None
     try:
         value = _value(plain, column)
         if not math.isfinite(value) or value <= 0 or (kind is int and abs(value - round(value)) > 1e-6 * value):
@@ -90,7 +99,10 @@ def number(text: str, column: str, kind: type) -> int | float | None:
 def _value(plain: str, column: str) -> float:
     """Thousands parted by commas or not, a remark in parentheses, a unit, a product of nodes and GPUs, k, M or B behind."""
     plain = re.sub(r"\s*\([^()]*\)$", "", plain).removeprefix("~")
-    plain = re.sub(r"^[a-z_ ]+[=:]\s*|^e?[a-z]p[\s-]?(?=\d)", "", plain)  # "TP=2", "TP2"
+    plain = re.sub(r"^[a-z_ ]+[=:]\s*|^(e?[a-z]p|top|gqa)[\s-]?(?=\d)", "", plain)  # "TP=2", "TP2", "top-2", "GQA-8"
+    if column in _OF_EXPERTS:
+        plain = re.sub(r"(?<=\d)\s*(of|/)\s*\d+$|\s*\+\s*\d+ shared.*$", "", plain)
+        plain = re.sub(r"(?<=\d)\s*routed( experts?)?$", "", plain)
     if column in _EACH:
         plain = re.sub(r"\s*(/|per)\s*(gpu|device|rank|node|server)$", "", plain)
     if thousandths := re.fullmatch(r"([\d.,]+)\s*(ms|msec|milliseconds)", plain):

@@ -34,6 +34,9 @@ _AFTER = r"h[128]00|h20\b|gh200|b[23]00|mi3|l40|\bl20\b|l4\b|40[5-9]0|50[5-9]0|\
 _COUNTED = r"[\dkmb][\s-]+(tok(?:ens?)?|seqs?|sequences?|samples?|images?|imgs?)$"
 """What a batch's own cell says that it counts: "4M tokens"."""
 
+_MULTI_HEAD = r"mha\b|multi[- ]head"
+"""Attention with as many key-value heads as heads."""
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One published step. Names and units are the table's; texts are as printed."""
@@ -190,4 +193,6 @@ def _row(cells: Mapping[str, str | None], fallback: str) -> Row:
             problems.append(f"{name} = {text[:40]!r} is no positive number")
     if counted := re.search(_COUNTED, (cells.get("global_batch") or "").strip().lower()):
         values["batch_unit"] = counted[1]  # nearer to the number than the column's word
+    if re.match(_MULTI_HEAD, (cells.get("n_kv_heads") or "").strip().lower()) and "n_heads" in values:
+        values["n_kv_heads"] = values["n_heads"]
     return Row(**values, problem="; ".join(problems))  # type: ignore[arg-type]

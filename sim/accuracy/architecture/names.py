@@ -61,6 +61,7 @@ _SAME: tuple[tuple[str, str], ...] = (
     (r"(wav2vec20?|hubert|data2vecaudio)large(lv60)?", "wav2vec2-large"),
     (r"transformerxl", "transformer-xl-base"),
     (r"phi15", "phi-1.5"),
+    (r"phi35mini", "phi3-mini"),  # its config.json is phi-3-mini's but for the length
     (r"bert", "bert-base"),
     (r"biobert|(bio)?bert(base.*|b)", "bert-base"),
     (r"(bio)?bert(large.*|l)", "bert-large"),

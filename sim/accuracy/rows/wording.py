@@ -188,11 +188,11 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
     (FOUR_BITS, "bf16"),  # QLoRA: weights stored in four bits, products in bf16
     (r"fp4", "nvfp4"),
     (r"\bmx[ _-]?f(loat|p)[ _-]?8|f(loat|p)[ _-]?8[ _(-]*mx|microscal", "mxfp8"),  # Megatron-Bridge prints "FP8-MX"
-    (r"f(loat|p)[_ -]?8|e[45]m[23]", "fp8"),
+    (r"f(loat|p)[_ -]?8|e[45]m[23]|\b8[- ]?bit float", "fp8"),
     (r"bf[_ -]?16|bfloat", "bf16"),
-    (r"f(loat|p)[_ -]?16|^16([- ]bit)?$|\bhalf\b|\b16-(mixed|true)|\bamp\b|\bmixed\b|^o[1-3]$|apex", "fp16"),
+    (r"f(loat|p)[_ -]?16|^16([- ]bit)?$|\b16[- ]?bit float|\bhalf\b|\b16-(mixed|true)|\bamp\b|\bmixed\b|^o[1-3]$|apex", "fp16"),
     (r"tf-?32|tensor ?float", "tf32"),
-    (r"f(loat|p)[_ -]?32|\bsingle\b|\b32(-true|-bit)?$|^full( precision)?$|^float$|^o0$", "fp32"),
+    (r"f(loat|p)[_ -]?32|\bsingle\b|\b32(-true|-bit)?$|\b32[- ]?bit float|^full( precision)?$|^float$|^o0$", "fp32"),
 )
 
 
