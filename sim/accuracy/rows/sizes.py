@@ -108,9 +108,10 @@ _GATHERED = r"fsdp|full_?shard|fully.?shard|zero[\s_-]*(stage)?[\s_-]*3|stage[\s
 
 
 def _micro(row: Row, each: int) -> int:
-    """What accumulation says. Unsaid: all images, for nothing that trains on them accumulates; one sample in pipelines and wide models (the
-    smallest bubble, the least memory); else as many as fit: four at most with all activations, but all of BERT's short ones and of narrow models'."""
-    if row.grad_accum and each % row.grad_accum == 0:
+    """What accumulation says, but one step of it in a pipeline, whose micro-batches it does not count. Unsaid: all images, for nothing that trains on them
+    accumulates; one sample in pipelines and wide models (the smallest bubble, the least memory); else as many as fit: four at most with all activations,
+    but all of BERT's short ones and of narrow models'."""
+    if row.grad_accum and each % row.grad_accum == 0 and (row.grad_accum > 1 or (row.pp or 1) == 1):
         return each // row.grad_accum
     if row.batch_unit == "images":
         return each
