@@ -204,7 +204,8 @@ def all_to_all(size: float, shape: GroupShape, copies: int = 0) -> Choice:
 
     Peers inside are reached by NVLink, whose channels copy the own slice afterwards, or by PCIe, which leaves channels idle that copy it
     meanwhile; peers outside by the NIC, at the same time, and a GPU's PCIe link carries what goes to both. Every peer outside costs the
-    proxy a post (`proxy`), inside a connection's share of the kernel (`peer`).
+    proxy a post (`proxy`), inside a connection's share of the kernel (`peer`). Where nodes hold different numbers of ranks, all wait for the one
+    whose NICs are the last to have sent its members' slices.
 
     `copies`: the array holds tokens for `copies` ranks each, drawn evenly, once for each different rank. Then a token crosses the network once
     to each node, to the rank of the sender's place there, which hands it on by NVLink meanwhile (DeepEP's internode kernels, HybridEP).
@@ -215,16 +216,17 @@ def all_to_all(size: float, shape: GroupShape, copies: int = 0) -> Choice:
     carry, extra = _inside(own, n, latency, shape)
     wire, sent, inside = carry, own * (k - 1), own * ((n if copies else k) - 1)
     if shape.nodes > 1:
-        far_ranks, share = (shape.nodes - 1, different(shape.nodes, copies) / different(n, copies)) if copies else (n - k, 1.0)
-        gone = own * (n - k) * share
-        outside = gone / (shape.inter * shape.spread / k * float(params()["network"]["all_to_all"]))
+        members, rate = shape.last
+        far_ranks, share = (shape.nodes - 1, different(shape.nodes, copies) / different(n, copies)) if copies else (n - members, 1.0)
+        gone = own * (n - members) * members * share
+        outside = gone / (rate * shape.spread * float(params()["network"]["all_to_all"]))
         posts = far_ranks * float(table["proxy"]) * 1e-6
         latency += net_hop("ring_net", 2, shape) * 1e-6
         far = fill(latency, outside, "net") if size else 0.0
         if copies and k > 1:
             carry = max(carry, own * (n - 1) / intra_bandwidth("all_to_all", shape))
         carry, extra = (outside, far + posts) if outside + far + posts > carry + extra else (carry, extra)
-        wire, sent = outside * shape.spread, gone * k
+        wire, sent = outside * shape.spread, gone
     bandwidth = size * bus_factor("all_to_all", n) / (carry + extra) if size else 0.0
     return Choice(latency + carry + extra, latency, "direct", "Simple", bandwidth, wire, sent / wire if wire else 0.0, inside)
 

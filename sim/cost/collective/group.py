@@ -65,6 +65,8 @@ class GroupShape(msgspec.Struct, frozen=True):
     """The fabric is InfiniBand, whose switches can reduce (SHARP)."""
     clock: float = 0.0
     """The GPUs' boost clock in Hz; 0: not known."""
+    last: tuple[int, float] = (0, 0.0)
+    """Members and NICs (as `inter`) of the node that is the last to have sent a slice of each of its members to every rank elsewhere."""
 
 
 def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -> GroupShape:
@@ -82,7 +84,8 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
     pairs = _pairs(topology, inside) if near and not _switched(topology, inside) else ()
     wires = [[nic.name.lower() for nic in topology.nics(kind[0])] for kind in kinds]
     held = list(nodes.values())
-    inter = min(_inter(topology, kind, siblings, next(o[0] for o in held if kind[0] not in o)) for kind in kinds) if far else 0.0
+    leaves = [(len(kind), _inter(topology, kind, siblings, next(o[0] for o in held if kind[0] not in o))) for kind in kinds] if far else []
+    inter = min((rate for _, rate in leaves), default=0.0)
     local = max(len(kind) for kind in kinds)
     found = cables(topology, nodes)
     return GroupShape(
@@ -103,6 +106,7 @@ def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -
         crossing=crossing(topology, found, inter / len(flows(topology, held[0], held[1]))) if far else 1.0,
         sharp=all(any(name.startswith("ib-") for name in names) for names in wires),
         clock=chip.clock if isinstance(chip, Gpu) else 0.0,
+        last=max(leaves, key=lambda node: node[0] * (len(ranks) - node[0]) / node[1] if node[1] else math.inf, default=(0, 0.0)),
         intra_links=near.links if near else (),
         member_links=_member_links(topology, inside, near),
         inter_links=found,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.cost.collective.algorithms import all_to_all
 from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.collective.nccl import best
 from topologies.errors import Refused
@@ -114,3 +115,22 @@ def test_gpus_of_two_makers_are_in_no_group_together() -> None:
         whole("dgx-h100 + mi300x-x8")
     beside = load_topology("dgx-h100 + mi300x-x8")
     assert group_shape(beside, tuple(range(8, 16))).ranks == 8
+
+
+@pytest.mark.parametrize(("machine", "full"), [("13x dgx-h100", 104), ("4x dgx-b200", 32), ("3x aws-p5", 24)])
+def test_an_all_to_all_over_a_node_that_is_partly_filled_takes_as_long_as_over_a_full_one(machine: str, full: int) -> None:
+    """Of a node's GPUs a half brings half of its NICs and has half as much to send: each GPU has as many slices for the ranks elsewhere as one of a
+    full node, and a NIC to itself."""
+    topology = load_topology(machine)
+
+    def spent(gpus: int, copies: int = 0) -> float:
+        return all_to_all(gpus << 20, group_shape(topology, tuple(range(gpus))), copies).seconds  # a slice of 1 MiB for each rank
+
+    for gpus in range(full - 7, full):
+        assert spent(gpus) == pytest.approx(spent(full), rel=1e-6) and spent(full - 8) < spent(gpus)
+        assert spent(gpus, 8) < 1.1 * spent(full, 8)
+
+
+def test_where_members_share_nics_the_node_with_most_to_send_is_waited_for() -> None:
+    shape = group_shape(load_topology("2x rtx-4090-x8"), tuple(range(12)))
+    assert shape.last == (8, shape.inter), "as much goes out of either node, by one NIC each"
