@@ -25,7 +25,7 @@ DRAM, HOT = 0.85, 3.0
 EXACT, PRODUCTS = "efficient", 3
 """What runs fused attention of 32 bits on GPUs with TF32 units, whether TF32 is allowed or not; and the products of TF32 that make one of fp32."""
 SMALL, WIDE = 96, 128
-"""Columns up to which a head runs the kernel of 64 where that is the faster one; and those of the next kernel, which causal heads in between fill
+"""Columns up to which a head runs the kernel of 64 where that is the faster one; and those of the next kernel, which heads in between fill
 up (head sizes of flash-attention's hopper/tile_size.h)."""
 
 
@@ -111,7 +111,7 @@ def attention_cost(work: Attention, gpu: Gpu, family: str = "flash2", clock: flo
     if work.backward:
         rate, _ = by_arch(gpu, rates.backward)
         seconds = fit.floor + (seconds - fit.floor) * 2.5 / rate
-    if work.causal and WIDE // 2 < work.d < WIDE and work.dv in (0, work.d):
+    if WIDE // 2 < work.d < WIDE and work.dv in (0, work.d):
         filled, _ = attention_cost(msgspec.structs.replace(work, d=WIDE, dv=0, repeat=1), gpu, family, clock)
         seconds = min(seconds, filled) if work.d <= SMALL else filled
     return seconds * work.repeat, "assumed" if "assumed" in (source, sure) else "fitted"
