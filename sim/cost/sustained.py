@@ -69,13 +69,13 @@ def vector_clock(gpu: Gpu) -> float:
 
 
 def narrow_clock(gpu: Gpu, clocks: Mapping[str, float], narrow: Mapping[str, float]) -> tuple[float, Source]:
-    """The clock of 8-bit products: the GPU's own, or that of its 16-bit ones with what its nearest kin lose beside theirs."""
+    """The clock of 8-bit products: the GPU's own, or that of its 16-bit ones with what the nearest kin that have one lose beside theirs."""
     if gpu.name in narrow and _as_sold(gpu):
         return narrow[gpu.name], "fitted"
     clock, source = kin_clock(gpu, clocks)
-    for arch in (gpu.arch, *NEAREST.get(gpu.arch, ())[:1]):
+    for arch in (gpu.arch, *(() if gpu.name in clocks else NEAREST.get(gpu.arch, ()))):
         for name in _own_first(gpu, narrow):
-            if find_gpu(name).arch == arch and (arch == gpu.arch or gpu.name not in clocks):
+            if find_gpu(name).arch == arch:
                 return min(1.0, clock * narrow[name] / kin_clock(find_gpu(name), clocks)[0]), "assumed"
     return clock, source
 

@@ -138,6 +138,8 @@ def test_narrow_products_take_their_kins_clock_and_else_the_wide_one() -> None:
     assert narrow_clock(gpu("h100-sxm-500w"), both, {"h100-sxm": 0.7})[0] == pytest.approx(0.6 * 0.7 / 0.8), "the same units on fewer watts"
     assert narrow_clock(gpu("b200-sxm"), {"h100-sxm": 0.8, "b200-sxm": 0.6}, {"h100-sxm": 0.7})[0] == 0.6, "other units have their own"
     assert narrow_clock(gpu("l40s"), wide, {"h100-sxm": 0.7})[0] == kin_clock(gpu("l40s"), wide)[0]
+    amd = kin_clock(gpu("mi300x"), wide)[0]
+    assert narrow_clock(gpu("mi300x"), wide, {"h100-sxm": 0.7})[0] == pytest.approx(amd * 0.7 / 0.8), "as on the GPU whose clock it takes"
 
 
 def test_a_refit_sets_both_clocks_and_lets_go_of_them() -> None:
