@@ -14,7 +14,7 @@ from functools import cache
 
 import msgspec
 
-from sim.cost.device import by_arch, table
+from sim.cost.device import GROUPED, by_arch, table
 from sim.cost.price import Source
 from sim.cost.variant import HALVES, NARROW, variant
 from sim.optimizers import OPTIMIZERS
@@ -117,14 +117,17 @@ LaunchGammaBetaBackwardCUDAKernel)."""
 
 @cache
 def _bounds(arch: str) -> dict[str, Bound]:
-    return table("memory", "bound", dict[str, dict[str, Bound]]).get(arch, {})
+    """By the architecture's own table. What Hopper's SMs do in a cycle those of Blackwell and Rubin do: the same lanes, registers and shared memory."""
+    tables = table("memory", "bound", dict[str, dict[str, Bound]])
+    return tables.get(arch, tables[GROUPED[0]] if arch in GROUPED else {})
 
 
-def _bound(work: MemoryBound, gpu: Gpu) -> Bound:
+def _bound(work: MemoryBound, gpu: Gpu) -> tuple[Bound, Source]:
     """By the tables [bound.ARCH], whose names are those of `variant`. A sum of all elements is not one over columns."""
     if work.what in _OTHERS or (work.what == "reduce" and not work.written):
-        return Bound()
-    return _bounds(gpu.arch).get(variant(work).removesuffix(HALVES), Bound())
+        return Bound(), "fitted"
+    found = _bounds(gpu.arch).get(variant(work).removesuffix(HALVES))
+    return found or Bound(), "assumed" if found and gpu.arch != GROUPED[0] else "fitted"
 
 
 @cache
@@ -156,8 +159,8 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     own = _measured().get(work.what)
     if own is not None and gpu.arch in own.arch:
         share = own.share
-    bound = _bound(work, gpu)
-    rate = gpu.bandwidth * (bound.share or share)
+    bound, sure = _bound(work, gpu)
+    rate = gpu.bandwidth * (min(bound.share, fit.stream) or share)
     moved = float(work.read + work.written)
     warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)
     near = 1.0 - warm + warm / cache_.speed
@@ -171,7 +174,7 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
         seconds = max(seconds, work.written / 2 / (_halves() * gpu.sms * gpu.clock))
     if heads is not None and work.what == TRANSPOSE:
         seconds = max(seconds, work.written / BYTES[work.dtype] / (heads.values * gpu.sms * gpu.clock))
-    return seconds * work.repeat, source
+    return seconds * work.repeat, "assumed" if "assumed" in (source, sure) else "fitted"
 
 
 def filled(work: MemoryBound) -> float:

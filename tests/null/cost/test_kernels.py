@@ -104,6 +104,33 @@ def test_halves_of_rows_are_read_value_by_value(rows: int, width: int, measured:
         assert memory_bound_cost(work, gpu("a100-sxm-80gb")) == memory_bound_cost(together, gpu("a100-sxm-80gb")), "not measured"
 
 
+_N = 8192 * 3072
+SLOW = {
+    "dropout": MemoryBound("dropout", 2 * _N, 3 * _N),
+    "rotated heads": MemoryBound("strided", 2 * _N, 2 * _N),
+    "widened": MemoryBound("cast", 2 * _N, 4 * _N, "fp32"),
+    "an embedding's gradient": MemoryBound("embedding_backward", 2 * _N, 2 * _N, rows=8192),
+    "a norm of short rows": MemoryBound("layernorm_apart", 2 * _N, 2 * _N, rows=_N // 768),
+    "a half of each row": MemoryBound("activation", 2 * _N, 2 * _N, ops=5.0 * _N, rows=2048, halves=True),
+}
+
+
+@pytest.mark.parametrize("work", SLOW.values(), ids=list(SLOW))
+@pytest.mark.parametrize("name", ["b200-sxm", "gb200", "b300-sxm", "gb300", "vr200"])
+def test_kernels_that_hoppers_sms_hold_back_are_held_back_by_blackwells(name: str, work: MemoryBound) -> None:
+    """By SM and cycle they do as much at most, whatever the memory: a B200 has 1.11 times an H200's, not 1.67 times."""
+    device, h200 = gpu(name), gpu("h200-sxm")
+    seconds, source = memory_bound_cost(work, device)
+    cycles = [spent * one.sms * one.clock for spent, one in ((seconds, device), (memory_bound_cost(work, h200)[0], h200))]
+    assert 0.85 < cycles[0] / cycles[1] < 1.3 and (source == "assumed" or work.halves)
+    assert memory_bound_cost(work, gpu("a100-sxm-80gb"))[1] == "fitted", "not measured there, and its SMs are others"
+
+
+def test_no_kernel_of_a_norm_streams_faster_than_an_add() -> None:
+    wide = MemoryBound("layernorm_apart", 2**32, 2**32, rows=2**10)
+    assert memory_bound_cost(wide, gpu("b200-sxm"))[0] >= memory_bound_cost(replace(wide, what="add"), gpu("b200-sxm"))[0]
+
+
 LAUNCH = 320 * 65536
 """Elements of the largest launch of a pass over lists."""
 
