@@ -27,6 +27,8 @@ EXACT, PRODUCTS = "efficient", 3
 SMALL, WIDE = 96, 128
 """Columns up to which a head runs the kernel of 64 where that is the faster one; and those of the next kernel, which heads in between fill
 up (head sizes of flash-attention's hopper/tile_size.h)."""
+REACHED = 0.67
+"""Share of peak FLOP/s in the walk of heads of 128 where power does not limit it (A100, RTX PRO 6000)."""
 
 
 class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +117,14 @@ def attention_cost(work: Attention, gpu: Gpu, family: str = "flash2", clock: flo
         filled, _ = attention_cost(msgspec.structs.replace(work, d=WIDE, dv=0, repeat=1), gpu, family, clock)
         seconds = min(seconds, filled) if work.d <= SMALL else filled
     return seconds * work.repeat, "assumed" if "assumed" in (source, sure) else "fitted"
+
+
+def raised(gpu: Gpu, ratio: float) -> float:
+    """The clock of attention on a GPU whose power limit lets it be `ratio` times that of the GPU whose kernels it takes: above that at most what
+    reaches `REACHED` of peak."""
+    known = fits("bf16")
+    fit = known[choose(gpu, {key: sets["d128"].arch for key, sets in known.items()})[0]]["d128"]
+    return min(ratio, max(1.0, REACHED / fit.peak))
 
 
 def _rates(family: Family, work: Attention, dtype: str, gpu: Gpu) -> Rates:

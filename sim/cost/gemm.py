@@ -10,7 +10,7 @@ from functools import cache
 
 import msgspec
 
-from sim.cost.device import STORED, as_sold, choose, document, peak_flops
+from sim.cost.device import STORED, as_sold, choose, document, peak_flops, table
 from sim.cost.price import Source
 from sim.cost.tiles import GemmFit, gemm_seconds
 from sim.work import ALIGNED, BYTES, EXACT, LINE, Gemm, GroupedGemm, product_bytes, row_alignment
@@ -107,23 +107,35 @@ def _reference(name: str) -> Gpu:
 def power_ratio(gpu: Gpu, dtype: str) -> float:
     """Clock that the power limit allows, over that of the GPU whose parameters are used.
 
-    Dynamic power grows as the cube of the clock (f V^2, V with f), and a peak FLOP of one generation costs about the
-    same energy, so the ratio is the cube root of watts per peak FLOP/s over the reference's. A100 PCIe 300 W against
+    Dynamic power grows as the cube of the clock (f V^2, V with f), and a peak FLOP of one process costs about the
+    same energy, so the ratio is the cube root of watts per peak FLOP/s over the reference's (`told_by`). A100 PCIe 300 W against
     SXM 400 W: 0.91; measured 253 / 271 = 0.93 (ml-engineering, best matmul FLOP/s).
     """
-    return power_between(gpu, _name_of(gpu, dtype), dtype)
+    name = told_by(gpu, dtype)
+    other = _reference(name)
+    lends = name == _name_of(gpu, dtype) or other.arch == gpu.arch
+    return power_between(gpu, name, dtype) * (1.0 if lends else powered(other, dtype))
+
+
+def told_by(gpu: Gpu, dtype: str) -> str:
+    """The GPU by whose watts this one's are told: that whose parameters it takes, or one of its own process where these are of another (the table
+    [told] of `params/sustained.toml`)."""
+    name = _name_of(gpu, dtype)
+    lent = _reference(name).arch != gpu.arch and dtype not in EXACT
+    return table("sustained", "told", dict[str, str]).get(gpu.arch, name) if lent else name
 
 
 def power_between(gpu: Gpu, name: str, dtype: str) -> float:
     """`power_ratio` to the catalog's GPU `name`, which may be this one with another power limit; watts for each FLOP/s of 16-bit matrix units,
     or of fp32 ones for products on those (AMD's fp32 runs on matrix units)."""
     other, peaks = _reference(name), as_sold(gpu).flops
-    key = "bf16" if "bf16" in peaks else "fp16" if "fp16" in peaks else "fp32"
+    key = "bf16" if "bf16" in peaks and "bf16" in other.flops else "fp16" if "fp16" in peaks else "fp32"
     if dtype in EXACT and gpu.arch.startswith("sm"):
         key = "fp32"
     if not gpu.power or not other.power or key not in other.flops:
         return 1.0
-    return float((gpu.power / other.power * other.flops[key] / peaks[key]) ** (1 / 3))
+    falls = table("sustained", "benchmark", dict[str, float])
+    return float((gpu.power / other.power * other.flops[key] / peaks[key]) ** falls.get(gpu.arch, falls["other"]))
 
 
 def gemm_cost(work: Gemm, gpu: Gpu, sustained: bool = True) -> tuple[float, Source]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from sim.cost.attention import attention_cost
+from sim.cost.attention import attention_cost, raised
 from sim.cost.conv import conv_cost
 from sim.cost.device import peak_flops
 from sim.cost.gemm import BEST, gemm_cost, grouped_cost, power_ratio
@@ -83,10 +83,10 @@ def _matrix(work: Products, gpu: Gpu, efficiency: str, sustained: bool) -> tuple
         return grouped_cost(work, gpu, sustained)
     if isinstance(work, Conv):
         return conv_cost(work, gpu, sustained)
-    clock = min(1.0, power_ratio(gpu, work.dtype)) if sustained else 1.0
+    ratio = power_ratio(gpu, work.dtype) if sustained else max(1.0, power_ratio(gpu, work.dtype))
     if isinstance(work, Scores) or work.chosen:
-        return sparse_cost(work, gpu, clock)
-    return attention_cost(work, gpu, efficiency, clock)
+        return sparse_cost(work, gpu, min(1.0, ratio))
+    return attention_cost(work, gpu, efficiency, raised(gpu, ratio))
 
 
 def _training(work: Products, gpu: Gpu) -> float:

@@ -17,7 +17,7 @@ from statistics import NormalDist
 from msgspec import structs
 
 from sim.cost.device import NEAREST, as_sold, by_arch, table
-from sim.cost.gemm import powered
+from sim.cost.gemm import NO_TENSOR, powered, told_by
 from sim.cost.price import Source
 from sim.work import BYTES
 from topologies.devices import gpu as find_gpu
@@ -90,9 +90,16 @@ def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
             other = find_gpu(name)
             if other.arch == arch:
                 follows, _ = by_arch(gpu, table("sustained", "follows", dict[str, float]))
-                scaled = clocks[name] * _watts(gpu, other) ** follows
+                scaled = clocks[name] * _watts(gpu, _counted(gpu, other)) ** follows
                 return min(1.0, scaled * powered(other, "bf16") / powered(gpu, "bf16")), "assumed"
     return 1.0, "assumed"
+
+
+def _counted(gpu: Gpu, other: Gpu) -> Gpu:
+    """The GPU whose clock, at its own watts, is that of `other`: one that tells of this architecture's products, whose rates have its power limit in
+    them already (an L40S's, of A100's clock), or `other` itself."""
+    told = find_gpu(told_by(gpu, "bf16"))
+    return told if told.arch == gpu.arch != other.arch and gpu.arch not in NO_TENSOR else other
 
 
 def _as_sold(gpu: Gpu) -> bool:
