@@ -135,6 +135,15 @@ def test_an_a40s_watts_tell_of_its_kin() -> None:
     assert kin_clock(gpu("l40s"), {"a100-sxm-80gb": 0.9})[0] == 0.9 == kin_clock(gpu("rtx-pro-6000"), {"a100-sxm-80gb": 0.9})[0]
 
 
+def test_turings_boards_differ_by_their_watts_alone() -> None:
+    """A T4's 70 W are less than half of a V100's for each FLOP/s; a GeForce has twice as many."""
+    v100 = share_of_peak("v100-sxm2-32gb")
+    assert power_ratio(gpu("t4"), "fp16") / powered(gpu("v100-sxm2-32gb"), "fp16") == pytest.approx((70 / 65) / (300 / 125))
+    assert share_of_peak("t4") == pytest.approx(0.5 * v100, rel=0.15)
+    assert share_of_peak("rtx-2080-ti") == pytest.approx(v100, rel=0.03) and 0.9 * v100 < share_of_peak("titan-rtx") < v100
+    assert share_of_peak("t4", sustained=True) <= share_of_peak("t4")
+
+
 def test_kin_follow_their_watts_where_the_voltage_cannot_fall_further() -> None:
     whole = kin_clock(gpu("h100-sxm-500w"), {"h100-sxm": 0.84})[0] * power_ratio(gpu("h100-sxm-500w"), "bf16")
     assert whole == pytest.approx(0.84 * 500 / 700, rel=0.01)
