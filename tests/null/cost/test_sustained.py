@@ -150,6 +150,13 @@ def test_kin_follow_their_watts_where_the_voltage_cannot_fall_further() -> None:
     assert kin_clock(gpu("gb300"), {"b200-sxm": 0.64})[0] > 0.64
 
 
+def test_the_watts_of_a_board_with_fewer_sms_and_a_lower_clock_count_once() -> None:
+    """What H100 PCIe keeps beside its lower peak is its watts for each SM and cycle over those of SXM, in benchmark and training together."""
+    pcie, sxm = gpu("h100-pcie"), gpu("h100-sxm")
+    whole = kin_clock(pcie, {"h100-sxm": 0.83})[0] * powered(pcie, "bf16") / 0.83
+    assert whole == pytest.approx(pcie.power / sxm.power * sxm.sms * sxm.clock / (pcie.sms * pcie.clock), rel=0.01)
+
+
 def test_a_generation_whose_process_is_another_takes_the_clock_of_the_one_before_as_it_is() -> None:
     clock, source = kin_clock(gpu("vr200"), {"gb300": 0.9, "b200-sxm": 0.63})
     assert clock * powered(gpu("vr200"), "bf16") == pytest.approx(0.9 * powered(gpu("gb300"), "bf16")) and source == "assumed"
