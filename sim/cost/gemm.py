@@ -95,8 +95,12 @@ def kin_clock(fit: GemmFit, ratio: float) -> float:
 
 
 def lent(fit: GemmFit, ratio: float) -> GemmFit:
-    """The same parameters for that GPU in a benchmark: what its power limit takes shows in large products (`tiles.gemm_seconds`)."""
-    return fit if ratio == 1.0 else msgspec.structs.replace(fit, droop=1.0 - kin_clock(fit, ratio))
+    """The same parameters for that GPU in a benchmark: what its power limit takes shows in large products (`tiles.gemm_seconds`), what it leaves
+    more in all."""
+    if ratio == 1.0:
+        return fit
+    peak = fit.peak * max(1.0, min(ratio, BEST / fit.peak))
+    return msgspec.structs.replace(fit, peak=peak, droop=1.0 - fit.peak * kin_clock(fit, ratio) / peak)
 
 
 @cache

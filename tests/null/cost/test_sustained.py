@@ -110,6 +110,7 @@ def share_of_peak(name: str, work: Gemm | Attention = BIG, sustained: bool = Fal
 def test_a_board_of_many_watts_for_each_flop_trains_near_the_rate_of_a_benchmark(name: str, least: float) -> None:
     """A GeForce's units are half as fast as those of the A100, L40S or RTX PRO 6000 whose kernels it takes, on as many watts."""
     assert least < share_of_peak(name, sustained=True) <= BEST + 0.01 and least < share_of_peak(name) <= BEST + 0.01
+    assert least - 0.03 < share_of_peak(name, Gemm(4096, 4096, 4096)) <= BEST + 0.01, "whose watts hold it down in no product"
     assert share_of_peak("l40s") < 0.6 and share_of_peak("l4") < share_of_peak("l40s") < share_of_peak("l40") < share_of_peak("l20")
 
 
