@@ -56,7 +56,7 @@ def _astride(setting: Setting) -> Iterator[str]:
         return
     for axis in ("tp", "ep", "cp"):
         size = mesh.size(axis)
-        if size > each and axis != "tp":  # experts and sequences are spread over nodes on purpose
+        if axis != "tp" and size * mesh.size("tp") > each:  # experts and sequences are spread over nodes on purpose, tensor ranks are not
             continue
         group = astride(mesh, topology, axis)
         if not group:
@@ -69,7 +69,7 @@ def _astride(setting: Setting) -> Iterator[str]:
         elif not fitting:
             yield f"{where}. A node has {each} ranks: use tp = {each} at most"
         else:
-            yield f"{where}. Let placement begin with {axis}"
+            yield f"{where}. Let placement begin with {axis if axis == 'tp' or mesh.size('tp') == 1 else f'tp,{axis}'}"
 
 
 def _whole_shards(setting: Setting) -> Iterator[str]:

@@ -124,7 +124,7 @@ def usual(topology: Topology) -> tuple[str, ...]:
     if topology.nodes > 1 and len(machine.nics) > 1 and stays:
         nic = next(iter(machine.nics))
         found += [f"flap=nic:n0/{nic}:0.1", f"fail=nic:n0/{nic}"]
-    if topology.nodes > 1 and fabric.spine_count > 1:
+    if topology.nodes > fabric.pod and fabric.spine_count > 1:  # nodes below the same leaves send nothing over spines
         found.append(f"fail=spine:{fabric.spine_name(0, 0).removeprefix('net/spine')}")
     return tuple(found)
 

@@ -67,11 +67,14 @@ def _recomputed(plan: Plan) -> dict[str, tuple[str, ...]]:
 
 
 def _replicated(p: Parallel) -> list[tuple[str, ...]]:
-    """More groups that shard among fewer ranks each (HSDP, Zhao et al. 2023, 3.2.2), down to pairs, and one step back: parameters then travel less far."""
+    """More groups that shard among fewer ranks each (HSDP, Zhao et al. 2023, 3.2.2), down to pairs, and one step back: parameters then travel less far.
+    Of replicas alone, all that share the optimizer, and the rest too."""
     smaller = [p.dp_shard // by for by in (2, 4, 8, 16, 32) if p.dp_shard % by == 0 and p.dp_shard // by > 1]
     changes: list[tuple[str, ...]] = [
         (f"parallel.dp_shard={size}", f"parallel.dp_replicate={p.dp_replicate * p.dp_shard // size}") for size in smaller
     ]
+    if p.dp_shard == 1 < p.dp_replicate:
+        changes += [(f"parallel.dp_shard={p.dp_replicate}", "parallel.dp_replicate=1", f"parallel.zero={stage}") for stage in (1, 3)]
     if p.dp_shard > 1 and p.dp_replicate % 2 == 0:
         changes.append((f"parallel.dp_shard={p.dp_shard * 2}", f"parallel.dp_replicate={p.dp_replicate // 2}"))
     return changes

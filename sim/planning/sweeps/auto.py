@@ -13,6 +13,8 @@ from topologies.load import load_topology
 
 _DEEPEST = 64
 """Stages of a pipeline that are tried."""
+_CHUNKS = 6
+"""Stages of a rank that are tried, at most: powers of two, and what divides the layers."""
 _UNEVEN = 1.1
 """Layers of the fullest stage over the mean, at most: 126 layers on 16 stages are 8 against 7.9."""
 
@@ -65,17 +67,18 @@ def sensible(model_layers: int, heads: int, gpus: int, per_node: int, experts: i
     """All plans that people would try for a model on so many GPUs: tp inside a node, pp whose stages are nearly even, ..."""
     splits = [n for n in range(1, gpus + 1) if gpus % n == 0]
     powers = tuple(str(2**i) for i in range(4))
+    pipelines = [n for n in splits if n <= min(_DEEPEST, model_layers) and math.ceil(model_layers / n) * n <= _UNEVEN * model_layers]
     space: dict[str, tuple[str, ...]] = {
         "gpus": (str(gpus),),
         "tp": tuple(str(n) for n in splits if n <= per_node and heads % n == 0 and n & (n - 1) == 0),
-        "pp": tuple(
-            str(n) for n in splits if n <= min(_DEEPEST, model_layers) and math.ceil(model_layers / n) * n <= _UNEVEN * model_layers
-        ),
+        "pp": tuple(map(str, pipelines)),
         "zero": ("1", "3"),
         "micro": powers,
         "recompute": ("none", "selective", "full"),
         "schedule": ("1f1b", "interleaved"),
-        "virtual_stages": ("1", "2", "4"),
+        "virtual_stages": tuple(
+            str(n) for n in range(1, _CHUNKS + 1) if n in (1, 2, 4) or any(model_layers % (p * n) == 0 for p in pipelines[1:])
+        ),
     }
     if experts:
         space["ep"] = tuple(str(2**i) for i in range(8) if experts % 2**i == 0)

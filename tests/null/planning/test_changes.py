@@ -91,7 +91,7 @@ def test_of_one_key_the_best_value_is_proposed() -> None:
 @pytest.mark.parametrize(
     ("slow", "change"),
     [
-        ({"comm": {"overlap": False}}, "comm.overlap=true"),
+        ({"comm": {"overlap": False}, "compile": True}, "comm.overlap=true"),
         ({"output": {"item_every": 1}, "batch": {"global": 16, "micro": 2}}, "output.item_every=0"),
     ],
     ids=["no overlap", "item"],

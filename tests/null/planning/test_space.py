@@ -58,6 +58,7 @@ def test_the_automatic_space_holds_only_divisors() -> None:
     space = sensible(model_layers=80, heads=64, gpus=512, per_node=8)
     assert space["tp"] == ("1", "2", "4", "8")
     assert all(80 % int(p) == 0 and 512 % int(p) == 0 for p in space["pp"])
+    assert space["virtual_stages"] == ("1", "2", "4", "5"), "4 stages of 20 layers make 5 chunks of 4"
 
 
 @pytest.mark.parametrize(("experts", "ways"), [(8, 4), (160, 6), (256, 8), (60, 3), (1, 1)])

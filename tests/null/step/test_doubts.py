@@ -56,6 +56,7 @@ def test_what_is_hardly_meant_is_said(plan: dict[str, Any], on: str, edits: tupl
         ({}, "dgx-h100", ()),  # one rank of a node of eight
         ({"parallel": {"tp": 8, "dp_replicate": 2}}, "2x dgx-h100", ()),
         ({"model": EXPERTS, "parallel": {"dp_replicate": 16, "ep": 16}}, "2x dgx-h100", ()),  # experts are spread over nodes
+        ({"parallel": {"tp": 8, "cp": 2}}, "2x dgx-h100", ()),  # so are long sequences, beside tensor ranks that fill a node
         ({"memory": {"recompute": "selective"}, "attention": "math"}, "dgx-h100", ()),
         ({"model": EXPERTS, "parallel": {"tp": 2, "ep": 4, "etp": 1, "dp_replicate": 4}}, "dgx-h100", ()),
         ({"model": EXPERTS, "parallel": {"tp": 2, "ep": 4, "dp_replicate": 4}, "framework": "megatron-bridge"}, "dgx-h100", ()),
