@@ -190,7 +190,7 @@ def _span(
     own, launched = _PLACE.match(op_id), marks.launched(number)
     if own is None and steps.after(event.ts, launched):
         return None
-    cls = str(args.get("class", "")) or (copy_class(event.name) if event.cat == "gpu_memcpy" else kernel_class(event.name))
+    cls = str(args.get("class", "")) or _class(event)
     kind = str(args.get("kind", "")) or kind_of(cls)
     start = (event.ts - zero) * 1e-6
     return Span(
@@ -212,6 +212,13 @@ def _span(
         wait=min(event.dur, float(args.get("wait_us", 0) or 0)) * 1e-6,
         exposed=min(event.dur, float(args.get("exposed_us", 0) or 0)) * 1e-6,
     )
+
+
+def _class(event: _Event) -> str:
+    """What is a collective says so in its arguments, whatever its kernel is called."""
+    if event.cat == "gpu_memcpy":
+        return copy_class(event.name)
+    return "comm" if event.cat == "kernel" and event.args.get("Collective name") else kernel_class(event.name)
 
 
 def _launched(spans: list[Span], events: list[_Event]) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from sim.align import Comparison, Pair, align_by_class, reported, step_of
 from sim.imported import read_measured
-from sim.imported.names import GRAPH, told
+from sim.imported.names import GRAPH, OTHER, told
 from sim.mesh import Mesh
 from sim.result.prediction import Prediction
 from sim.rules import mesh_of
@@ -29,6 +29,8 @@ _ONE_STEP = (
 )
 _OTHERWISE = 1.9
 """Products of one model over those of the same whose linear layers are fused otherwise: at most 7 to 4 (q, k and v, and both halves of a gated MLP)."""
+_UNKNOWN = 0.03
+"""Of a trace's kernels, the part that may have no class before it is told."""
 _PLACE = re.compile(r"r\d+/s\d+/mb\d+/")
 _OWN = ("fwd/", "bwd/", "wgrad/")
 _RANGE = {"wgrad": "bwd", "recompute": "fwd"}
@@ -84,6 +86,7 @@ def doubts(predicted: Prediction, trace: Trace) -> list[str]:
         found.append("the trace does not tell which stage of the pipeline it is of: its classes stand beside the mean of all stages")
     if len({span.step for span in trace.spans}) == 1:
         found.append(_ONE_STEP)
+    found += _unknown(trace)
     if any(span.cls == GRAPH for span in trace.spans):
         found.append(
             "CUDA graphs were recorded whole: their kernels are one class, 'graph'. nsys profile --cuda-graph-trace=node tells them apart"
@@ -91,6 +94,21 @@ def doubts(predicted: Prediction, trace: Trace) -> list[str]:
     elif predicted.trace is not None:
         found += _unlike(predicted.trace.of(_alike(predicted.trace, trace, mesh_of(plan))), trace)
     return found
+
+
+def _unknown(trace: Trace) -> Iterator[str]:
+    """How much of a trace is of kernels whose names tell nothing, and which are the largest of them."""
+    computed, unknown = 0.0, dict[str, float]()
+    for span in trace.spans:
+        if span.kind == "compute":
+            computed += span.seconds
+            if span.cls == OTHER:
+                unknown[span.name] = unknown.get(span.name, 0.0) + span.seconds
+    share = sum(unknown.values()) / (computed or 1.0)
+    if trace.origin == "imported" and share > _UNKNOWN:
+        largest = sorted(unknown, key=lambda name: -unknown[name])[:3]
+        names = ", ".join(repr(name.removeprefix("void ")[:70]) for name in largest)
+        yield f"{share:.0%} of the kernels' time is of names that tell no class, '{OTHER}' in the table. The largest: {names}"
 
 
 def _unlike(predicted: Trace, measured: Trace) -> Iterator[str]:

@@ -191,6 +191,13 @@ def test_a_foreign_trace_is_classified(tmp_path: Path) -> None:
     assert trace.spans[0].seconds == pytest.approx(10e-6)
 
 
+def test_a_collective_is_one_whatever_its_kernel_is_called(tmp_path: Path) -> None:
+    args = '{"Collective name": "allreduce", "Group size": 8, "stream": 7}'
+    (tmp_path / "t.json").write_bytes(_WHOLE.replace(b'{"stream": 7}', args.encode()))
+    (span,) = read_trace(tmp_path / "t.json").spans
+    assert (span.kind, span.cls, span.name, span.group_size) == ("collective", "comm", "allreduce", 8)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"traceEvents": 3}', b'{"traceEvents": []}', b"\x1f\x8b broken", b'{"traceEvents": [{"ts": "x"}]}']
 )

@@ -14,6 +14,7 @@ from sim.imported import read_measured
 from sim.imported.names import NAMED, kernel_class, told
 from sim.predict import predict
 from sim.program import ORDERS
+from sim.result.compare import compare, doubts
 from sim.timeline.metrics import breakdown, step_time
 from sim.trace import Span, Trace
 
@@ -59,10 +60,64 @@ from sim.trace import Span, Trace
         ("void gemv2T_kernel_val<int, int, __nv_bfloat16>", "gemm"),
         ("void at::native::convert_float8_kernel", "elementwise"),
         ("void at::native::(anonymous namespace)::indexSelectLargeIndex", "embedding"),
+        ("void my_company::FusedThing<256>(Params)", "other"),
+        ("_helion_step_kernel", "other"),
+        ("rcclGenericKernel<4>", "comm"),
+        ("mscclKernel_Sum_half_Simple_false", "comm"),
+        ("void c10d::symmetric_memory::(anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>", "comm"),
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>", "comm"),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>", "comm"),
+        ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", "norm"),
+        ("triton_per_fused__fused_rms_norm_0", "norm"),
+        ("triton_poi_fused__native_batch_norm_legit_functional_relu_3", "norm"),
+        ("triton_poi_fused__to_copy_add_transpose_view_norm", "elementwise"),
+        ("triton_for_fused_0", "optimizer"),
+        ("triton_poi_fused_addcdiv_addcmul_lerp_sqrt_3", "optimizer"),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::NormTwoOps<float>>>", "optimizer"),
+        ("triton_mm", "gemm"),
+        ("triton_tem_fused__grouped_mm_1", "gemm"),
+        ("void c10d::symm_barrier", "other"),
+        ("fused_moe_kernel", "gemm"),
+        ("Custom_Cijk_Alik_Bljk_BBS_BH", "gemm"),
+        ("RNN_blockPersist_fp_LSTM", "gemm"),
+        ("kernel_cutlass_kernel_quackcross_entropyCrossEntropy_object", "loss"),
+        ("_cce_lse_forward_kernel", "loss"),
+        ("void cudnn::engines_precompiled::nchwToNhwcKernel<__half>", "elementwise"),
+        ("void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, false, true>", "attention"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>", "loss"),
+        ("void scaled_upper_triang_masked_softmax_warp_forward<__half, __half, float, 11>", "attention"),
+        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float, float, float, SoftMaxForwardEpilogue>", "attention"),
+        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float, float, float, LogSoftMaxForwardEpilogue>", "loss"),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<2>, CopyFunctor<c10::BFloat16, float, 2, 1, 1>>", "elementwise"),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<1>, ZeroFunctor<float, 1, 1, 0>>", "elementwise"),
+        ("void at::native::(anonymous namespace)::vectorized_gather_kernel<16, long>", "embedding"),
+        ("void at::native::(anonymous namespace)::sum_and_scatter<c10::BFloat16, long>", "embedding"),
+        ("void at::native::indexing_backward_kernel<float, 4>", "embedding"),
+        ("CopyHostToDevice", "data"),
+        ("CopyDeviceToHost", "output"),
+        ("CopyDeviceToDevice", "elementwise"),
+        ("void fused_rope_forward_kernel", "elementwise"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy_contig<OpaqueType<2u>>", "elementwise"),
+        ("void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<>", "elementwise"),
     ],
 )
 def test_a_kernel_is_what_its_name_says(name: str, cls: str) -> None:
     assert kernel_class(name) == cls
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.5, True), (0.01, False)])
+def test_kernels_that_no_pattern_knows_are_told(share: float, said: bool) -> None:
+    """Their own row in the table, and the largest of their names beside it."""
+    predicted = predict({"model": "gpt2-124m", "seq_len": 256}, "dgx-h100")
+    names = ["sm90_gemm", *(f"void mine::part{number}(Params)" for number in range(4))]
+    lasts = [1.0 - share, *(share * part for part in (0.1, 0.4, 0.2, 0.3))]
+    kernels = [(name, kernel_class(name), part) for name, part in zip(names, lasts, strict=True)]
+    spans = [Span(0, "stream 7", name, at, at + long, "compute", cls, name=name) for at, (name, cls, long) in enumerate(kernels)]
+    trace = Trace(spans, "imported")
+    assert _of("other", compare(predicted, trace).classes).measured == pytest.approx(share)
+    notes = [note for note in doubts(predicted, trace) if "tell no class" in note]
+    assert len(notes) == said
+    assert not said or (notes[0].endswith("'mine::part1(Params)', 'mine::part3(Params)', 'mine::part2(Params)'") and "50%" in notes[0])
 
 
 def by_name(span: Span) -> Span:
