@@ -148,7 +148,8 @@ class _Steps:
     """The steps that a trace marks: on the host, and when the device came to them."""
 
     def __init__(self, events: list[_Event]) -> None:
-        marks = [(e.cat == "gpu_user_annotation", mark) for e in events if (mark := Mark.of(e.name, e.ts, e.ts + e.dur))]
+        named = (e for e in events if e.cat not in (*_DEVICE, *_RUNTIME, "python_function"))
+        marks = [(e.cat == "gpu_user_annotation", mark) for e in named if (mark := Mark.of(e.name, e.ts, e.ts + e.dur))]
         self._host = Steps(mark for device, mark in marks if not device)
         ran: dict[tuple[str, int], Mark] = {}
         for mark in (mark for device, mark in marks if device and not self._host.renumbered):  # a stream of the device has each step's once

@@ -58,8 +58,14 @@ OTHER = "other"
 NAMED = frozenset(cls for cls, _ in _CLASSES) | {"data", "output", GRAPH, OTHER}
 """The classes that names tell."""
 _PRODUCTS = ("moe", "rnn")
-STEP = re.compile(r"(?:ProfilerStep#|step[ :#_]|iteration[ :#_])(\d{1,9})\Z", re.I)
-"""Ranges that mark a step: torch.profiler's own, `step 3`, `step:3`, `iteration 3`."""
+STEP = re.compile(
+    r"(?:(?<![a-z])(?<!micro[ _-])(?:step|iter|iteration|batch)|(?-i:(?<=[a-z])(?:Step|Iter|Iteration)))(?:[\W_]{0,3}(\d{1,9})(?: ?/ ?\d+)?)?\W*\Z",
+    re.I,
+)
+"""Ends of ranges' names that mark a step: torch.profiler's own `ProfilerStep#3`, `step 3`, `Iteration: 3`, `train_step_3`, `## step 3 ##`, or without a
+number. Micro-batches are parts of one."""
+PART = re.compile(r"optim|forward|backward|fwd|bwd|micro|valid|eval|load|next|get", re.I)
+"""What is a part of a step where a name has no number: `optimizer_step`, `forward_step`, `next_batch`."""
 
 
 _BESIDE = re.compile(r"triton_(?:poi|red|per)_fused")

@@ -1,13 +1,15 @@
-"""Which step something is of, by ranges that mark steps: `ProfilerStep#3`, `step 3`, `iteration 3`."""
+"""Which step something is of, by ranges that mark steps: `ProfilerStep#3`, `step 3`, `train_step 3`; or `train_step` time after time."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from sim.imported.names import STEP
+from sim.imported.names import PART, STEP
 
 
 class Mark(NamedTuple):
@@ -16,23 +18,36 @@ class Mark(NamedTuple):
     start: float
     end: float
     number: int
+    """-1 where its name has none."""
     word: str
     """What stands before its number."""
 
     @classmethod
     def of(cls, name: str, start: float, end: float) -> Mark | None:
         """None for a range that marks no step."""
-        found = STEP.match(name)
-        return cls(start, end, int(found.group(1)), name[: found.start(1)].lower()) if found else None
+        found = _named(name)
+        return cls(start, end, *found) if found else None
+
+
+@lru_cache(1 << 16)  # the same operators' names come thousands of times
+def _named(name: str) -> tuple[int, str] | None:
+    """Number and word; numbers within the word (`epoch 3 step 7`) tell no loops apart."""
+    found = STEP.search(name)
+    if found is None:
+        return None
+    if found.group(1):
+        return int(found.group(1)), re.sub(r"\d+", "0", name[: found.start(1)].lower())
+    return None if PART.search(name) else (-1, name.lower())
 
 
 class Steps:
     """Steps of one process by when they begin. What comes before the first belongs to step 0."""
 
     def __init__(self, marks: Iterable[Mark]) -> None:
-        line = sorted(_outer(list(marks)))
+        line = _outer(marks)
         numbers = [mark.number for mark in line]
-        self.renumbered = any(after < before for before, after in pairwise(numbers))  # a loop in a loop: each epoch begins at 0 again
+        again = any(after < before for before, after in pairwise(numbers))  # a loop in a loop: each epoch begins at 0 again
+        self.renumbered = again or -1 in numbers
         if self.renumbered:
             numbers = list(range(len(line)))
         self._starts, self._numbers = [mark.start for mark in line], numbers
@@ -51,19 +66,29 @@ class Steps:
         return at > self._end
 
 
-def _outer(marks: list[Mark]) -> list[Mark]:
-    """Those of one word, where a loop is marked twice (by the profiler and by itself): of the word that marks most of the time."""
-    whole: dict[str, float] = {}
-    for mark in marks:
-        whole[mark.word] = whole.get(mark.word, 0.0) + mark.end - mark.start
-    word = max(whole, key=lambda word: whole[word], default="")
-    return [mark for mark in marks if mark.word == word]
+def _outer(marks: Iterable[Mark]) -> list[Mark]:
+    """Those of one word in order, where a loop is marked twice (by the profiler and by itself): of the word that marks most of the time."""
+    words: dict[str, list[Mark]] = {}
+    for mark in sorted(marks):
+        words.setdefault(mark.word, []).append(mark)
+    lines = [line for line in words.values() if line[0].number >= 0 or _recurs(line)]
+    return max(lines, key=_whole, default=[])
+
+
+def _whole(line: list[Mark]) -> float:
+    return sum(mark.end - mark.start for mark in line)
+
+
+def _recurs(line: list[Mark]) -> bool:
+    """Whether ranges of one name without a number come back to back, so that each of them is a turn of the loop."""
+    turns = len(line) > 1 and all(after.start >= before.end for before, after in pairwise(line))
+    return turns and _whole(line) >= 0.5 * (line[-1].end - line[0].start)
 
 
 def _end(line: list[Mark]) -> float:
     """Until when the last step lasts: as long as its range, and as what came at most between two of them. Infinite where ranges mark beginnings
     alone, or there is but one."""
     apart = [after.start - before.end for before, after in pairwise(line)]
-    if not apart or sum(mark.end - mark.start for mark in line[:-1]) < 0.5 * (line[-1].start - line[0].start):
+    if not apart or _whole(line[:-1]) < 0.5 * (line[-1].start - line[0].start):
         return float("inf")
     return line[-1].end + max(0.0, *apart)

@@ -60,12 +60,46 @@ def kineto(path: Path, *names: str, tail: int = 0, streams: int = 0) -> Path:
         (("step 3", "step 4", "step 5"), [3, 4, 5]),
         (("ProfilerStep#0|step 7", "ProfilerStep#1|step 8"), [0, 1]),
         (("step 0", "step 1", "step 0", "step 1"), [0, 1, 2, 3]),
+        (("epoch 0 step 0", "epoch 0 step 1", "epoch 1 step 0"), [0, 1, 2]),
+        (("train_step", "train_step", "train_step"), [0, 1, 2]),
+        (("train_step|batch 0", "train_step|batch 0"), [0, 1]),
+        (("step 4|train_step", "step 5|train_step"), [4, 5]),
+        (("microbatch 0", "microbatch 1"), [0, 0]),
+        (("forward_step", "forward_step"), [0, 0]),
     ],
-    ids=["one loop", "marked twice", "two epochs"],
 )
 def test_each_turn_of_the_loop_is_a_step(names: tuple[str, ...], numbers: list[int], tmp_path: Path) -> None:
     spans = read_measured(kineto(tmp_path / "t.json", *names)).spans
     assert [span.step for span in spans] == [number for number in numbers for _ in range(10)]
+
+
+@pytest.mark.parametrize("make", ["json", "sqlite"])
+@pytest.mark.parametrize(
+    "name",
+    ["ProfilerStep#{}", "step_{}", "step{}", "Step: {}", "Iteration {}", "iteration{}", "iter {}", "train_step {}", "training_step_{}", "batch {}",
+     "Training step {}", "global_step={}", "## step {} ##", "epoch 0 step {}", "TrainStep {}", "step {}/1000", "step"],
+)  # fmt: skip
+def test_steps_are_found_as_people_write_them(make: str, name: str, tmp_path: Path) -> None:
+    if make == "json":
+        path = kineto(tmp_path / "t.json", *(name.format(number) for number in range(2)))
+    else:
+        path = nsys(tmp_path / "t.sqlite")
+        with sqlite3.connect(path) as file:
+            for number in range(2):
+                file.execute("UPDATE NVTX_EVENTS SET text = ? WHERE text = ?", (name.format(number), f"step {number}"))
+    assert {span.step for span in read_measured(path).spans} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "name", ["Optimizer.step#AdamW.step", "misstep 3", "aten::batch_norm", "step 3 loss", "micro-batch 3", "batched_3"]
+)
+def test_other_names_mark_no_step(name: str) -> None:
+    assert Mark.of(name, 0.0, 1.0) is None
+
+
+def test_what_recurs_with_gaps_is_no_step() -> None:
+    """A range of a part of the loop tells its turns, but not which of them a kernel between two belongs to."""
+    assert not Steps(Mark(LONG * at, LONG * at + 100, -1, "log_step") for at in range(3))
 
 
 def test_what_is_launched_after_the_last_step_is_of_none(tmp_path: Path) -> None:
