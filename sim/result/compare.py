@@ -86,6 +86,8 @@ def doubts(predicted: Prediction, trace: Trace) -> list[str]:
         found.append("the trace does not tell which stage of the pipeline it is of: its classes stand beside the mean of all stages")
     if len({span.step for span in trace.spans}) == 1:
         found.append(_ONE_STEP)
+    if unread := trace.meta.get("unread"):
+        found.append(f"{unread} events of the trace could not be read and are left out")
     found += _unknown(trace)
     if any(span.cls == GRAPH for span in trace.spans):
         found.append(

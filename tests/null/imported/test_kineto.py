@@ -16,11 +16,12 @@ import steptwin
 from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.files.chrome import to_kineto, write_run, write_trace
-from sim.imported import kineto
+from sim.imported import events
 from sim.imported.kineto import read_trace
 from sim.mesh import Mesh
 from sim.predict import predict
 from sim.program import Op
+from sim.result.compare import doubts
 from sim.timeline.metrics import breakdown, step_times
 from sim.trace import Span, Trace
 from tests.null.engine.bench import TablePricer, program
@@ -111,7 +112,7 @@ def test_waits_are_told_in_what_others_read(tmp_path: Path) -> None:
 def test_traces_that_are_too_large_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_trace(two_ranks(), tmp_path / name)
     assert read_trace(tmp_path / name).spans
-    monkeypatch.setattr(kineto, "_LARGEST", 100)
+    monkeypatch.setattr(events, "_LARGEST", 100)
     with pytest.raises(BadInput, match="record fewer steps"):
         read_trace(tmp_path / name)
 
@@ -231,6 +232,10 @@ _WHOLE = f'{{"traceEvents": [{_KERNEL}]}}'.encode()
         ("list.json", f"\n[{_KERNEL}]".encode()),
         ("crlf.json", _WHOLE.replace(b", ", b",\r\n")),
         ("nan.json", _WHOLE.replace(b'"stream": 7', b'"stream": 7, "est. achieved occupancy %": NaN, "x": -Infinity')),
+        ("cpp.json", _WHOLE.replace(b'"stream": 7', b'"stream": 7, "a": nan, "b": -nan, "c": [inf, -inf], "d": -nan(ind)')),
+        ("escape.json", _WHOLE.replace(b'"ph"', rb'"path": "C:\data\\x\u12", "half": "\ud83d!", "whole": "\ud83d\ude00", "ph"')),
+        ("control.json", _WHOLE.replace(b'"ph"', b'"other": "a\x01\tb\x00", "ph"')),
+        ("correlation.json", _WHOLE.replace(b'"stream": 7', b'"stream": 7, "correlation": "abc"')),
         ("bytes.json", _WHOLE.replace(b'"ph"', b'"other": "\xff\xfe", "ph"')),
         ("sp\N{LATIN SMALL LETTER A WITH DIAERESIS}t #1 50%?.json", _WHOLE),
     ],
@@ -248,6 +253,33 @@ def test_times_that_are_none_are_refused(tmp_path: Path, dur: str) -> None:
     file.write_bytes(_WHOLE.replace(b'"dur": 2.0', f'"dur": {dur}'.encode()))
     with pytest.raises(BadInput, match=r"t\.json"):
         read_trace(file)
+
+
+_ODD = (
+    '{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1.0, "dur": -1.0}',
+    '{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1.0, "dur": null}',
+    '{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1.0, "dur": 1e999}',
+    '{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1.0, "dur": nan}',
+    '{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1.0, "dur": 1.0, "pid": null}',
+    "null",
+    "7",
+)
+
+
+@pytest.mark.parametrize("odd", _ODD)
+@pytest.mark.parametrize("listed", [False, True])
+def test_an_odd_event_is_left_out_and_told(odd: str, listed: bool, tmp_path: Path) -> None:
+    events = f"[{odd}, {_KERNEL}, {odd}]"
+    (tmp_path / "t.json").write_text(events if listed else f'{{"distributedInfo": {{"rank": 3}}, "traceEvents": {events}}}')
+    trace = read_trace(tmp_path / "t.json")
+    assert [(span.rank, span.cls) for span in trace.spans] == [(0 if listed else 3, "gemm")]
+    assert "2 events of the trace could not be read and are left out" in doubts(predict("gpt2-ddp8", "dgx-h100"), trace)
+
+
+def test_an_event_without_arguments_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_bytes(_WHOLE.replace(b'{"stream": 7}', b"null"))
+    trace = read_trace(tmp_path / "t.json")
+    assert [(span.lane, span.cls) for span in trace.spans] == [("stream 7", "gemm")] and "unread" not in trace.meta
 
 
 def _called(name: str, ts: float, dur: float, tid: int = 7, cat: str = "cpu_op") -> dict[str, Any]:
