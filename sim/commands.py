@@ -104,7 +104,10 @@ def _compare(app: typer.Typer, desk: Desk) -> None:
     def compare(
         plan: PlanName,
         measured: Annotated[
-            Path, typer.Option(help="A trace of your own run: torch.profiler's .json[.gz], Nsight's .sqlite, or a run's folder")
+            Path,
+            typer.Option(
+                help="A trace of your own run: torch.profiler's .json[.gz] or a folder of all ranks', Nsight's .sqlite, or a run's folder"
+            ),
         ],
         on: On = "dgx-h100",
         set_: Sets = None,

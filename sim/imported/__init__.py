@@ -7,11 +7,17 @@ from pathlib import Path
 from sim.trace import Trace
 from topologies.errors import BadInput
 
+_DATABASES = (".sqlite", ".db")
+
 
 def read_measured(path: str | Path) -> Trace:
-    """The trace in a .json, .json.gz, .sqlite or .db file. Raises `BadInput` that says what to export instead."""
+    """The trace in a .json, .json.gz, .sqlite or .db file, or in a folder with one for each rank. Raises `BadInput` that says what to export instead."""
     path = Path(path)
-    if path.suffix in (".sqlite", ".db"):
+    if path.is_dir() and path.suffix not in _DATABASES:
+        from sim.imported.folder import read_folder
+
+        return read_folder(path)
+    if path.suffix in _DATABASES:
         from sim.imported.nsys import read_nsys
 
         return read_nsys(path)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from sim.align import Comparison, Pair, align_by_class, reported, step_of
 from sim.imported import read_measured
+from sim.imported.folder import trace_files
 from sim.imported.names import GRAPH, OTHER, told
 from sim.mesh import Mesh
 from sim.result.prediction import Prediction
@@ -22,7 +23,9 @@ from topologies.errors import BadInput
 
 MEASURED = ("stock.json.gz", "played.json.gz")
 """A run's traces, by what is worth more as a measurement."""
-_EXPORTS = "torch.profiler's .json or .json.gz (prof.export_chrome_trace), Nsight's .sqlite (nsys export), or a run's folder"
+_EXPORTS = "torch.profiler's .json or .json.gz (prof.export_chrome_trace) or a folder with one for each rank, Nsight's .sqlite (nsys export), or a run's folder"
+_RUN = ("plan.toml", "summary.json", "predicted.json.gz")
+"""What a run's folder holds: its other files are no traces that somebody recorded."""
 _ONE_STEP = (
     "the trace tells one step: all that was recorded counts as it. Where that was more, mark steps by ranges 'step 0', 'step 1' (record_function, NVTX), "
     "or by torch.profiler's schedule and profile.step()"
@@ -60,10 +63,13 @@ def measured_times(trace: Trace) -> list[float]:
 
 
 def measured_file(path: str | Path) -> Path:
-    """The trace file that `path` names: itself, or in a run's folder what was trained, else played. Raises `BadInput` that says what is expected."""
+    """The trace file that `path` names: itself, or in a run's folder what was trained, else played; a folder itself where each rank has a file in it.
+    Raises `BadInput` that says what is expected."""
     path = Path(path)
     if path.is_dir():
         found = next((path / name for name in MEASURED if (path / name).is_file()), None)
+        if found is None and trace_files(path) and not any((path / name).exists() for name in _RUN):
+            return path
         if found is None:
             raise BadInput(f"{path} is a folder without a measured trace ({' or '.join(MEASURED)}). Give {_EXPORTS}")
         return found
