@@ -24,6 +24,7 @@ from topologies.errors import BadInput
 _PLACE = re.compile(r"r(\d{1,9})/s(\d{1,9})/")
 """Rank and step at the beginning of an op's id."""
 _DIGITS = re.compile(r"-?\d+\Z")
+_STRAY = 0.01
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 
 
@@ -45,7 +46,8 @@ def read_trace(path: Path, origin: str = "imported") -> Trace:
     meta |= {"origin": own.origin} if own.origin else {}
     meta |= {"backend": info.backend} if info.backend else {}
     meta |= {"unread": str(file.unread)} if file.unread else {}
-    return Trace(spans, origin, info.world_size, steps, own.weight, memory, meta, own.reported)
+    world = max(info.world_size, len({span.rank for span in spans}) if file.steptwin is None else 1)
+    return Trace(spans, origin, world, steps, own.weight, memory, meta, own.reported)
 
 
 def _spans(file: File) -> list[Span]:
@@ -57,10 +59,28 @@ def _spans(file: File) -> list[Span]:
             msgspec.structs.replace(e, args={"correlation": -number, "class": cls}) for number, (e, cls) in enumerate(operators(events), 1)
         ]
     zero = 0.0 if file.steptwin is not None else min((e.ts for e in chosen), default=0.0)
-    rank = file.distributedInfo.rank if file.distributedInfo else 0
+    alone = file.distributedInfo.rank if file.distributedInfo else 0
+    ranks = _ranks([e for e in chosen if e.cat in DEVICE]) if file.steptwin is None else {}
     steps, marks = _Steps(events), _marks(events, chosen)
-    spans = (_span(e, zero, rank, names, steps, marks) for e in sorted(chosen, key=lambda e: e.ts))
+    spans = (_span(e, zero, ranks.get(_place(e), alone), names, steps, marks) for e in sorted(chosen, key=lambda e: e.ts))
     return [span for span in spans if span is not None]
+
+
+def _place(event: Event) -> tuple[str, str]:
+    """Where it ran: the process that its file shows it in, and the device, as far as it says which."""
+    return str(event.pid), str(event.said.get("device", ""))
+
+
+def _ranks(events: list[Event]) -> dict[tuple[str, str], int]:
+    """The rank of each place in a file that holds several, in order; of one alone it says the rank itself. What ran a hundredth of the busiest one's
+    kernels at most (a tensor made on the first device by mistake), or only copied, belongs to the first."""
+    busy: dict[tuple[str, str], float] = {}
+    for event in events:
+        place = _place(event)
+        busy[place] = busy.get(place, 0.0) + (event.dur if event.cat == "kernel" else 0.0)
+    least = _STRAY * max(busy.values(), default=0.0)
+    ran = sorted((place for place in busy if busy[place] > least), key=lambda place: [(len(part), part) for part in place])
+    return {place: ran.index(place) if place in ran else 0 for place in busy} if len(ran) > 1 else {}
 
 
 class _Steps:

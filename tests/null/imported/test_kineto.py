@@ -192,6 +192,30 @@ def test_a_foreign_trace_is_classified(tmp_path: Path) -> None:
     assert trace.spans[0].seconds == pytest.approx(10e-6)
 
 
+@pytest.mark.parametrize("pids", [(2, 10), (0, 0)])
+def test_each_device_of_a_file_is_a_rank(pids: tuple[int, int], tmp_path: Path) -> None:
+    """By their processes or by what kernels say; where one kernel went astray is no rank, nor where memory was only set."""
+
+    def kernel(pid: int, device: int | None, ts: float, dur: float = 900.0, cat: str = "kernel") -> dict[str, Any]:
+        where = {} if device is None else {"device": device}
+        return {"ph": "X", "cat": cat, "name": "sm90_gemm", "pid": pid, "tid": 7, "ts": ts, "dur": dur, "args": {"stream": 7} | where}
+
+    events = [kernel(pid, device, 1000.0 * at) for at in range(3) for device, pid in enumerate(pids)]
+    events += [kernel(9, 9, 2000.0, 1.0), kernel(8, 8, 2001.0, cat="gpu_memset")]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"distributedInfo": {"rank": 3, "world_size": 1}, "traceEvents": events}))
+    trace = read_trace(path)
+    assert (trace.ranks, trace.world) == ([0, 1], 2)
+    assert [(span.rank, span.start) for span in trace.spans if span.seconds > 5e-4 and span.kind == "compute"][:4] == [
+        (0, 0.0),
+        (1, 0.0),
+        (0, pytest.approx(1e-3)),
+        (1, pytest.approx(1e-3)),
+    ]
+    path.write_text(json.dumps({"distributedInfo": {"rank": 3, "world_size": 8}, "traceEvents": events[::2]}))
+    assert (read_trace(path).ranks, read_trace(path).world) == ([3], 8)
+
+
 def test_a_collective_is_one_whatever_its_kernel_is_called(tmp_path: Path) -> None:
     args = '{"Collective name": "allreduce", "Group size": 8, "stream": 7}'
     (tmp_path / "t.json").write_bytes(_WHOLE.replace(b'{"stream": 7}', args.encode()))
