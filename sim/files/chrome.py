@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,12 @@ _NCCL = {
     "send": "SendRecv",
     "recv": "SendRecv",
 }
+_WORDS = {what: what.replace("_", "") for what in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")}
+"""What names of recorded kernels hold."""
 _PART = {"all_gather": (False, True), "reduce_scatter": (True, False)}
 """Whether a rank gives, and gets, the whole array; of all others both."""
+_OWN = re.compile(r"r\d+/s\d+/")
+"""Ids of ops of a program, not of kernels that others recorded."""
 _THREADS = ("loader", PINNER, "autograd")
 """Lanes that are CPU threads, besides the training thread's own."""
 
@@ -129,7 +134,9 @@ def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, t
     for number, span in enumerate(spans):
         if span.lane != HOST and span.lane not in workers:
             if span.kind not in ORDERS:
-                events += _device_events(span, rank, streams[id(span)], number + 1, groups, trace.backend)
+                recorded = trace.origin == "imported" and not _OWN.match(span.id)
+                of = _recorded_events if recorded else _device_events
+                events += of(span, rank, streams[id(span)], number + 1, groups, trace.backend)
         elif span.kind not in EVENTS:
             tid = workers.get(span.lane, 1)
             if span.launch > 0:  # a message on the thread itself
@@ -194,6 +201,20 @@ def _device_events(
         category = "gpu_memcpy"
         name = "Memcpy DtoH (Device -> Pinned)" if "d2h" in span.lane else "Memcpy HtoD (Pinned -> Device)"
     return [_launch(span, rank, {"correlation": number}), _event(category, name, rank, stream, span.start, span.end, args)]
+
+
+def _recorded_events(
+    span: Span, rank: int, stream: int, number: int, groups: dict[str, tuple[str, int]], backend: str
+) -> list[dict[str, Any]]:
+    """What others recorded, under its own name. Nobody said when it was launched."""
+    args = _args(span) | {"stream": stream, "device": rank, "correlation": number, "step": span.step}
+    name = span.name or span.id
+    if span.kind in MEETING:
+        what = next((what for what, word in _WORDS.items() if word in name.lower().replace("_", "")), "")
+        groups[span.group] = (span.group, span.group_size)
+        args |= _sizes(what, span) | {"Process Group Name": span.group} | ({"Collective name": what} if what else {})
+    category = "gpu_memcpy" if name.startswith(("Memcpy", "Copy")) else "gpu_memset" if name.startswith("Memset") else "kernel"
+    return [_event(category, name, rank, stream, span.start, span.end, args)]
 
 
 def _launch(span: Span, rank: int, args: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,14 @@ _PLACE = re.compile(r"r(\d{1,9})/s(\d{1,9})/")
 """Rank and step at the beginning of an op's id."""
 _DIGITS = re.compile(r"-?\d+\Z")
 _STRAY = 0.01
+_SIZES = {
+    1: ("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz", "Float8_e5m2fnuz"),
+    2: ("Half", "BFloat16", "Short", "UInt16"),
+    4: ("Float", "Int", "UInt32"),
+    8: ("Double", "Long", "UInt64", "ComplexFloat"),
+    16: ("ComplexDouble",),
+}
+"""Bytes of an element by torch's names of types."""
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 
 
@@ -60,7 +68,7 @@ def _spans(file: File) -> list[Span]:
         ]
     zero = 0.0 if file.steptwin is not None else min((e.ts for e in chosen), default=0.0)
     alone = file.distributedInfo.rank if file.distributedInfo else 0
-    ranks = _ranks([e for e in chosen if e.cat in DEVICE]) if file.steptwin is None else {}
+    ranks = _ranks([e for e in chosen if e.cat in DEVICE]) if file.steptwin is None else {_place(e): int(e.pid) for e in chosen}
     steps, marks = _Steps(events), _marks(events, chosen)
     spans = (_span(e, zero, ranks.get(_place(e), alone), names, steps, marks) for e in sorted(chosen, key=lambda e: e.ts))
     return [span for span in spans if span is not None]
@@ -128,7 +136,8 @@ def _span(
     marked = marks.op(number) if not op_id else ""
     stream = args.get("stream", event.tid)
     own, launched = _PLACE.match(op_id), marks.launched(number)
-    if own is None and steps.after(event.ts, launched):
+    step = int(own.group(2)) if own else int(args["step"]) if op_id and "step" in args else None
+    if step is None and steps.after(event.ts, launched):
         return None
     cls = str(args.get("class", "")) or _class(event)
     kind = str(args.get("kind", "")) or kind_of(cls)
@@ -141,10 +150,10 @@ def _span(
         start + event.dur * 1e-6,
         kind,
         cls,
-        int(own.group(2)) if own else steps.of(event.ts, launched),
+        steps.of(event.ts, launched) if step is None else step,
         thread=str(args.get("thread", "host")),
-        name=str(args.get("Collective name", "")) or event.name,
-        bytes=int(args.get("bytes", 0) or 0),
+        name=(str(args.get("Collective name", "")) if own else "") or event.name,
+        bytes=int(args.get("bytes", 0) or 0) or _message(args),
         flops=float(args.get("flops", 0) or 0),
         group=str(args.get("group", args.get("Process Group Name", ""))),
         group_size=int(args.get("Group size", 0) or 0),
@@ -159,6 +168,12 @@ def _class(event: Event) -> str:
     if event.cat == "gpu_memcpy":
         return copy_class(event.name)
     return "comm" if event.cat == "kernel" and event.said.get("Collective name") else kernel_class(event.name)
+
+
+def _message(args: dict[str, Any]) -> int:
+    """Bytes of a collective: of the whole array, of which a rank gives or gets a part where it is gathered or scattered."""
+    size = next((size for size, types in _SIZES.items() if args.get("dtype") in types), 0)
+    return size * max(int(args.get(f"{way} msg nelems", 0) or 0) for way in ("In", "Out"))
 
 
 def _launched(spans: list[Span], events: list[Event]) -> None:

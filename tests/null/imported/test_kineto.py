@@ -220,7 +220,64 @@ def test_a_collective_is_one_whatever_its_kernel_is_called(tmp_path: Path) -> No
     args = '{"Collective name": "allreduce", "Group size": 8, "stream": 7}'
     (tmp_path / "t.json").write_bytes(_WHOLE.replace(b'{"stream": 7}', args.encode()))
     (span,) = read_trace(tmp_path / "t.json").spans
-    assert (span.kind, span.cls, span.name, span.group_size) == ("collective", "comm", "allreduce", 8)
+    assert (span.kind, span.cls, span.name, span.group_size) == ("collective", "comm", "sm90_gemm", 8)
+
+
+@pytest.mark.parametrize(
+    ("said", "size"),
+    [
+        ({"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "BFloat16"}, 2000),
+        ({"Collective name": "_allgather_base", "In msg nelems": 1000, "Out msg nelems": 8000, "dtype": "Float"}, 32000),
+        ({"Collective name": "_reduce_scatter_base", "In msg nelems": 8000, "Out msg nelems": 1000, "dtype": "Float8_e4m3fn"}, 8000),
+        ({"Collective name": "barrier", "In msg nelems": 1, "Out msg nelems": 1, "dtype": "Void"}, 0),
+    ],
+)
+def test_a_collective_has_the_bytes_of_its_array(said: dict[str, Any], size: int, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_bytes(_WHOLE.replace(b'{"stream": 7}', json.dumps(said).encode()))
+    (span,) = read_trace(tmp_path / "t.json").spans
+    assert span.bytes == size
+
+
+def foreign() -> list[dict[str, Any]]:
+    """Two steps of a GEMM in a range, a gather whose backend has a name of its own, and copies both ways."""
+    gather = {"Collective name": "_allgather_base", "In msg nelems": 1024, "Out msg nelems": 2048, "dtype": "BFloat16", "Group size": 2}
+    kernels = [
+        ("kernel", "sm90_gemm", {}),
+        ("kernel", "ncclDevKernel_AllGather_RING_SIMPLE", gather | {"Process Group Name": "7"}),
+        ("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", {"bytes": 64}),
+        ("gpu_memset", "Memset (Device)", {}),
+    ]
+    events: list[dict[str, Any]] = []
+    for step in (4, 5):
+        at = 1000.0 * step
+        events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 9, "tid": 9, "ts": at, "dur": 990.0})
+        events.append({"ph": "X", "cat": "user_annotation", "name": "op:fwd/L0.mlp.up", "pid": 9, "tid": 9, "ts": at + 10, "dur": 30.0})
+        for number, (cat, name, args) in enumerate(kernels, 10 * step):
+            where = {"pid": 9, "tid": 9, "ts": at + 25 + 10 * (number % 10), "dur": 5.0}
+            events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", **where, "args": {"correlation": number}})
+            where = {"pid": 2, "tid": 7, "ts": at + 100 + 50 * (number % 10), "dur": 40.0}
+            events.append({"ph": "X", "cat": cat, "name": name, **where, "args": {"stream": 7, "correlation": number} | args})
+    return events
+
+
+def test_a_foreign_trace_is_written_back_as_it_was(tmp_path: Path) -> None:
+    """Under its kernels' own names, without launches that nobody recorded; and reads back."""
+    said = {"rank": 2, "world_size": 4, "backend": "nccl"}
+    (tmp_path / "t.json").write_text(json.dumps({"distributedInfo": said, "traceEvents": foreign()}))
+    trace = read_trace(tmp_path / "t.json")
+    written = to_kineto(trace)["traceEvents"]
+    device = ("kernel", "gpu_memcpy", "gpu_memset")
+    wanted = [(e["cat"], e["name"]) for e in foreign() if e["cat"] in device]
+    assert [(e["cat"], e["name"]) for e in written if e.get("cat") in device] == wanted
+    assert not [e for e in written if e.get("cat") == "cuda_runtime"]
+    (gather, _) = (e["args"] for e in written if "AllGather" in e["name"])
+    assert (gather["Collective name"], gather["In msg nelems"], gather["Out msg nelems"]) == ("all_gather", 2048, 4096)
+    moved = [msgspec.structs.replace(span, rank=1, start=span.start + 1e-3, end=span.end + 1e-3) for span in trace.spans]
+    both = msgspec.structs.replace(trace, spans=[*trace.spans, *moved])
+    again = read_trace(write_trace(both, tmp_path / "imported.json.gz"))
+    fields = ("rank", "step", "id", "name", "kind", "cls", "bytes", "group", "group_size", "lane")
+    told = [sorted(tuple(getattr(span, field) for field in fields) for span in one.spans) for one in (both, again)]
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize(
