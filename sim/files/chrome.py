@@ -206,7 +206,7 @@ def _device_events(
 def _recorded_events(
     span: Span, rank: int, stream: int, number: int, groups: dict[str, tuple[str, int]], backend: str
 ) -> list[dict[str, Any]]:
-    """What others recorded, under its own name. Nobody said when it was launched."""
+    """What others recorded, under its own name, and its launch where that was recorded."""
     args = _args(span) | {"stream": stream, "device": rank, "correlation": number, "step": span.step}
     name = span.name or span.id
     if span.kind in MEETING:
@@ -214,12 +214,13 @@ def _recorded_events(
         groups[span.group] = (span.group, span.group_size)
         args |= _sizes(what, span) | {"Process Group Name": span.group} | ({"Collective name": what} if what else {})
     category = "gpu_memcpy" if name.startswith(("Memcpy", "Copy")) else "gpu_memset" if name.startswith("Memset") else "kernel"
-    return [_event(category, name, rank, stream, span.start, span.end, args)]
+    launch = [_launch(span, rank, {"correlation": number})] if span.issued >= 0 else []
+    return [*launch, _event(category, name, rank, stream, span.start, span.end, args)]
 
 
 def _launch(span: Span, rank: int, args: dict[str, Any]) -> dict[str, Any]:
     issued = span.issued if span.issued >= 0 else span.start
-    call = "cudaMemcpyAsync" if span.kind == "copy" else "cudaLaunchKernel"
+    call = "cudaMemcpyAsync" if span.kind == "copy" else "cudaMemsetAsync" if span.name.startswith("Memset") else "cudaLaunchKernel"
     return _event("cuda_runtime", call, rank, 1, issued, issued + span.launch, args | {"op_id": span.id})
 
 

@@ -71,4 +71,5 @@ def _begins(trace: Trace) -> dict[int, float]:
 
 
 def _moved(span: Span, by: float) -> Span:
-    return replace(span, start=span.start + by, end=span.end + by) if by else span
+    issued = max(0.0, span.issued + by) if span.issued >= 0 else span.issued
+    return replace(span, start=span.start + by, end=span.end + by, issued=issued) if by else span

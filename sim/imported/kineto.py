@@ -8,6 +8,7 @@ launched inside a range `op:...` take its name (`marks`). Only the given fields 
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,11 @@ def _spans(file: File) -> list[Span]:
     zero = 0.0 if file.steptwin is not None else min((e.ts for e in chosen), default=0.0)
     alone = file.distributedInfo.rank if file.distributedInfo else 0
     ranks = _ranks([e for e in chosen if e.cat in DEVICE]) if file.steptwin is None else {_place(e): int(e.pid) for e in chosen}
-    steps, marks = _Steps(events), _marks(events, chosen)
-    spans = (_span(e, zero, ranks.get(_place(e), alone), names, steps, marks) for e in sorted(chosen, key=lambda e: e.ts))
+    steps, marks = _Steps(events), _marks(events, chosen, file.steptwin is not None)
+    spans = (
+        _span(e, zero, ranks.get(_place(e), alone), names, steps, marks, _number(e, file.steptwin is not None))
+        for e in sorted(chosen, key=lambda e: e.ts)
+    )
     return [span for span in spans if span is not None]
 
 
@@ -113,11 +117,17 @@ class _Steps:
         return self._device.after(at) if launched is None else self._host.after(launched)
 
 
-def _marks(events: list[Event], chosen: list[Event]) -> Marks:
+def _number(event: Event, own: bool) -> Hashable:
+    """What ties a kernel to its launch: of StepTwin's own files, whose ranks are processes, each counts for itself."""
+    said = str(event.said.get("correlation"))
+    return None if not _DIGITS.match(said) else (event.pid, int(said)) if own else int(said)
+
+
+def _marks(events: list[Event], chosen: list[Event], own: bool) -> Marks:
     """Ranges, and what launched each span; an operator of a CPU is launched where it runs."""
     ranges = (((e.pid, e.tid), Range(e.ts, e.ts + e.dur, op)) for e in events if (op := op_of(e.name)))
     calls = [*(e for e in events if e.cat in _RUNTIME), *(e for e in chosen if e.cat not in DEVICE)]
-    launches = ((int(e.said["correlation"]), (e.pid, e.tid), e.ts) for e in calls if _DIGITS.match(str(e.said.get("correlation"))))
+    launches = ((number, (e.pid, e.tid), e.ts) for e in calls if (number := _number(e, own)) is not None)
     return Marks(ranges, launches)
 
 
@@ -128,11 +138,11 @@ def _span(
     names: dict[tuple[Any, Any], str],
     steps: _Steps,
     marks: Marks,
+    number: Hashable,
 ) -> Span | None:
     """None for what was launched after the last step."""
     args = event.said
     op_id = str(args.get("op_id", ""))
-    number = int(args["correlation"]) if _DIGITS.match(str(args.get("correlation"))) else None
     marked = marks.op(number) if not op_id else ""
     stream = args.get("stream", event.tid)
     own, launched = _PLACE.match(op_id), marks.launched(number)
@@ -142,6 +152,7 @@ def _span(
     cls = str(args.get("class", "")) or _class(event)
     kind = str(args.get("kind", "")) or kind_of(cls)
     start = (event.ts - zero) * 1e-6
+    known = launched if event.cat in DEVICE else None
     return Span(
         int(own.group(1)) if own else rank,
         names.get((event.pid, event.tid)) or f"stream {stream}",
@@ -151,6 +162,7 @@ def _span(
         kind,
         cls,
         steps.of(event.ts, launched) if step is None else step,
+        issued=-1.0 if known is None else max(0.0, (known - zero) * 1e-6),
         thread=str(args.get("thread", "host")),
         name=(str(args.get("Collective name", "")) if own else "") or event.name,
         bytes=int(args.get("bytes", 0) or 0) or _message(args),
@@ -177,11 +189,11 @@ def _message(args: dict[str, Any]) -> int:
 
 
 def _launched(spans: list[Span], events: list[Event]) -> None:
-    """Own traces: when each op was launched and how long that took, which stands in the call that launched it."""
+    """Own traces: when each op of a program was launched and how long that took, which stands in the call that launched it."""
     calls = {str(e.said["op_id"]): e for e in events if e.cat in _RUNTIME and "op_id" in e.said}
     for span in spans:
         call = calls.get(span.id)
-        if call is not None:
+        if call is not None and _PLACE.match(span.id):
             span.issued, span.launch = call.ts * 1e-6, call.dur * 1e-6
 
 

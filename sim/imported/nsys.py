@@ -69,6 +69,7 @@ def _spans(file: sqlite3.Connection) -> list[Span]:
                 ranks[place], f"stream {stream}", marks.op((place[0], number)) or name, (start - zero) * 1e-9, (end - zero) * 1e-9,
                 kind_of(cls) if kind == "copy" else kind, cls,
                 own.of(start if launched is None else launched), name=name, bytes=int(size or 0), source="measured",
+                issued=-1.0 if launched is None else max(0.0, (launched - zero) * 1e-9),
             )
         )  # fmt: skip
     return found

@@ -260,8 +260,23 @@ def foreign() -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.no_cover
+def test_hta_finds_in_what_is_written_back_what_was_recorded(tmp_path: Path) -> None:
+    hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "t.json").write_text(json.dumps({"distributedInfo": {"rank": 0}, "traceEvents": foreign()}))
+    write_run(read_trace(own / "t.json"), tmp_path)
+    found = [
+        hta.TraceAnalysis(trace_dir=str(folder)).get_temporal_breakdown(visualize=False) for folder in (own, tmp_path / "hta" / "imported")
+    ]
+    columns = ["compute_time(us)", "non_compute_time(us)", "kernel_time(us)"]
+    assert [list(table[column]) for table in found[1:] for column in columns] == [list(found[0][column]) for column in columns]
+    assert found[0]["compute_time(us)"][0] > 0
+
+
 def test_a_foreign_trace_is_written_back_as_it_was(tmp_path: Path) -> None:
-    """Under its kernels' own names, without launches that nobody recorded; and reads back."""
+    """Under its kernels' own names, with launches that were recorded and no others; and reads back."""
     said = {"rank": 2, "world_size": 4, "backend": "nccl"}
     (tmp_path / "t.json").write_text(json.dumps({"distributedInfo": said, "traceEvents": foreign()}))
     trace = read_trace(tmp_path / "t.json")
@@ -269,13 +284,18 @@ def test_a_foreign_trace_is_written_back_as_it_was(tmp_path: Path) -> None:
     device = ("kernel", "gpu_memcpy", "gpu_memset")
     wanted = [(e["cat"], e["name"]) for e in foreign() if e["cat"] in device]
     assert [(e["cat"], e["name"]) for e in written if e.get("cat") in device] == wanted
-    assert not [e for e in written if e.get("cat") == "cuda_runtime"]
+    launched = [e["ts"] for e in written if e.get("cat") == "cuda_runtime"]
+    assert launched == [0.0, 0.0, 0.0, 0.0, *(1000.0 - 75.0 + 10.0 * at for at in range(4))], "the first before the first kernel"
+    alone = [e for e in foreign() if e["cat"] != "cuda_runtime"]
+    (tmp_path / "alone.json").write_text(json.dumps({"distributedInfo": said, "traceEvents": alone}))
+    assert not [e for e in to_kineto(read_trace(tmp_path / "alone.json"))["traceEvents"] if e.get("cat") == "cuda_runtime"]
     (gather, _) = (e["args"] for e in written if "AllGather" in e["name"])
     assert (gather["Collective name"], gather["In msg nelems"], gather["Out msg nelems"]) == ("all_gather", 2048, 4096)
-    moved = [msgspec.structs.replace(span, rank=1, start=span.start + 1e-3, end=span.end + 1e-3) for span in trace.spans]
+    moved = [msgspec.structs.replace(span, rank=1, start=span.start + 1e-3, end=span.end + 1e-3, issued=5e-4) for span in trace.spans]
     both = msgspec.structs.replace(trace, spans=[*trace.spans, *moved])
     again = read_trace(write_trace(both, tmp_path / "imported.json.gz"))
     fields = ("rank", "step", "id", "name", "kind", "cls", "bytes", "group", "group_size", "lane")
+    assert [span.issued for span in again.spans if span.rank == 2] == pytest.approx([span.issued for span in trace.spans], abs=1e-9)
     told = [sorted(tuple(getattr(span, field) for field in fields) for span in one.spans) for one in (both, again)]
     assert told[0] == told[1]
 
