@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from typing import NamedTuple
 
 from topologies.edits import is_edit
@@ -83,6 +84,11 @@ def counted(number: int, what: str) -> str:
 def ranks(number: int) -> str:
     """`"1 rank"`, `"8 ranks"`."""
     return counted(number, "rank")
+
+
+def natural(text: str) -> str:
+    """By which names sort as people count: `stream 7` before `stream 10`."""
+    return re.sub(r"\d+", lambda found: found[0].zfill(20), text)
 
 
 def short(text: str, most: int) -> str:

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from reports.figures.bars import Bar, level, merge, parts
 from reports.figures.palette import WAITS, colour
-from reports.words import Clock, clock, safe, seconds, short, volume
+from reports.words import Clock, clock, natural, safe, seconds, short, volume
 from sim.program import EVENTS, HOST, PINNER
 from sim.timeline.asynchrony import step_shown
 from sim.trace import Span, Trace
@@ -148,7 +148,7 @@ def _early(trace: Trace, rank: int) -> float:
 
 
 def _lane_key(lane: str) -> tuple[int, str]:
-    return next((i for i, prefix in enumerate(_ORDER) if lane.startswith(prefix)), len(_ORDER)), lane
+    return next((i for i, prefix in enumerate(_ORDER) if lane.startswith(prefix)), len(_ORDER)), natural(lane)
 
 
 class Piece(NamedTuple):

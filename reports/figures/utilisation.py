@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from reports.figures.palette import BLUE, GREEN, ORANGE, PURPLE, SKY
-from reports.words import clock, safe
+from reports.words import clock, natural, safe
 from sim.timeline.utilisation import Use, Utilisation
 
 _MOST = 16
@@ -22,10 +22,10 @@ def chosen(found: Utilisation, most: int = _MOST) -> list[Use]:
     picked: list[Use] = []
     for rank in range(len(active)):  # in turns, so that many threads do not crowd out the lanes
         for kind in _ORDER:
-            of = sorted((use for use in active if use.kind == kind), key=lambda use: (-use.mean, use.name))
+            of = sorted((use for use in active if use.kind == kind), key=lambda use: (-use.mean, natural(use.name)))
             if rank < len(of) and len(picked) < most and (rank == 0 or _worth(of[rank])):
                 picked.append(of[rank])
-    return sorted(picked, key=lambda use: (_ORDER.index(use.kind), use.name))
+    return sorted(picked, key=lambda use: (_ORDER.index(use.kind), natural(use.name)))
 
 
 def _worth(use: Use) -> bool:
