@@ -99,6 +99,11 @@ class Page:
         self._parts.append(f"<h2>{html.escape(title)}</h2>")
         self.note(note)
 
+    def part(self, title: str, note: str) -> None:
+        """A larger heading, above several sections."""
+        self._parts.append(f'<h2 class="part">{html.escape(title)}</h2>')
+        self.note(note)
+
     def note(self, text: str) -> None:
         """A sentence in small type; nothing for an empty one."""
         if text:

@@ -119,15 +119,17 @@ def scatter(found: Comparison) -> go.Figure:
     return figure
 
 
-def step_times(times: Mapping[str, Sequence[float]], predicted: float) -> go.Figure:
-    """Each measured step as a point beside the box of its run (median, quartiles), in ms; the prediction is the dashed line."""
+def step_times(times: Mapping[str, Sequence[float]], predicted: float, numbers: Mapping[str, Sequence[int]] | None = None) -> go.Figure:
+    """Each measured step as a point beside the box of its run (median, quartiles), in ms; the prediction is the dashed line. `numbers`: of the steps
+    of runs that say them; others count from 0."""
     figure = go.Figure()
+    steps = {name: list((numbers or {}).get(name, range(len(values)))) for name, values in times.items()}
     for number, (name, values) in enumerate(times.items()):
         tint = _RUNS[number % len(_RUNS)]
         figure.add_trace(
             go.Scatter(
                 y=[v * 1e3 for v in values],
-                x=list(range(len(values))),
+                x=steps[name],
                 mode="markers+lines",
                 name=safe(name),
                 legendgroup=safe(name),
@@ -141,7 +143,8 @@ def step_times(times: Mapping[str, Sequence[float]], predicted: float) -> go.Fig
         figure.add_trace(box.update(showlegend=False, legendgroup=safe(name), marker_size=3))
     figure.add_hline(y=predicted * 1e3, line_dash="dash", line_color=PREDICTED)
     figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name="predicted", line={"dash": "dash", "color": PREDICTED}))
-    longest = max((len(values) for values in times.values()), default=1)
+    told = [number for of_run in steps.values() for number in of_run]
+    longest = 1 + max(told, default=0) - min(told, default=0)
     high = max([predicted, *(v for values in times.values() for v in values)]) * 1e3
     figure.update_layout(
         height=340,

@@ -9,11 +9,12 @@ import msgspec
 
 from reports.figures import deviation
 from reports.page import Card, Page
-from reports.pages.prediction import FOOT, headline, notes_of, prediction_body, timelines
+from reports.pages.prediction import FOOT, headline, notes_of, per_device, prediction_body, timelines
 from reports.scene import Scene
-from reports.words import ranks, seconds
+from reports.words import ranks, rate, seconds
 from sim.align import Comparison, breakdowns
-from sim.timeline.metrics import step_times
+from sim.timeline.asynchrony import served
+from sim.timeline.metrics import step_numbers, step_times
 from sim.trace import Trace
 
 _RUNS = {"played": "played op by op", "stock": "trained by PyTorch itself", "imported": "measured elsewhere"}
@@ -38,8 +39,7 @@ def comparison_page(
         title,
         f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}: {_told(found)}.",
     )
-    cards = headline(summary)
-    page.cards([cards[0], *_measured(found), *cards[1:]])
+    page.cards(_cards(summary, found))
     page.warnings([*notes_of(summary), *notes])
     files = [f"{trace.origin}.json.gz" for trace in traces] if scene.trace_file else []
     timelines(page, _drawn(traces, found), _worst(found), files, summary)
@@ -54,10 +54,11 @@ def comparison_page(
         page.figure(deviation.class_errors(one))
         _waterfall(page, name, one, traces)
     page.section("Measured steps", "Machines are noisy: every step is shown, and the median is what counts.")
-    page.figure(deviation.step_times(times, summary["step_time_s"]))
+    page.figure(deviation.step_times(times, summary["step_time_s"], _numbers(traces, times)))
     for name, one in found.items():
         if one.pairs:
             _ops(page, name, one)
+    page.part("The prediction by itself", "From here on nothing is measured: all figures are of the predicted step.")
     prediction_body(page, summary, traces[0], scene)
     return page.text(FOOT + " Errors are signed, (predicted - measured) / measured.")
 
@@ -90,13 +91,37 @@ def _nearest(trace: Trace, median: float) -> Trace:
     return msgspec.structs.replace(trace, reported=at - len(times))
 
 
-def _measured(found: Mapping[str, Comparison]) -> list[Card]:
-    cards: list[Card] = []
+def _cards(summary: Mapping[str, Any], found: Mapping[str, Comparison]) -> list[Card]:
+    """Step time, rate and MFU of each run beside what was predicted of them, then what the prediction alone tells."""
+    step, rated, mfu, *others = [
+        (value, name if name.endswith("predicted") else f"{name}, predicted", note) for value, name, note in headline(summary)
+    ]
+    times: list[Card] = []
+    rates: list[Card] = []
+    used: list[Card] = []
+    unit, predicted, whole = per_device(summary)
     for name, one in found.items():
         m = one.measured_step
-        cards.append((seconds(m.median), f"step time, {name}", f"median of {m.count}; {seconds(m.low)} to {seconds(m.high)} (p10 to p90)"))
-        cards.append((f"{one.error:+z.1%}", f"error against {name}", "(predicted - measured) / measured"))
-    return cards
+        times.append((seconds(m.median), f"step time, {name}", f"median of {m.count}; {seconds(m.low)} to {seconds(m.high)} (p10 to p90)"))
+        times.append((f"{one.error:+z.1%}", f"error against {name}", "(predicted - measured) / measured"))
+        faster = summary["step_time_s"] / m.median  # the same tokens and FLOPs in another time
+        rates.append(
+            (rate(faster * predicted), f"{unit}, {name}", f"{rate(faster * whole)} / s in all; what the plan takes, over the median step")
+        )
+        if summary["mfu"] is not None:
+            used.append((f"{faster * summary['mfu']:.1%}", f"MFU, {name}", "the plan's model FLOPs over the median step"))
+    return [step, *times, rated, *rates, mfu, *used, *others]
+
+
+def _numbers(traces: Sequence[Trace], times: Mapping[str, Sequence[float]]) -> dict[str, list[int]]:
+    """What the measured steps of an imported trace are called there; its first may not count. Runs of our own have more steps than their traces."""
+    found = {trace.origin: step_numbers(trace)[-len(times[trace.origin]) :] for trace in traces if _numbered(trace, times)}
+    return {name: numbers for name, numbers in found.items() if len(numbers) == len(times[name])}
+
+
+def _numbered(trace: Trace, times: Mapping[str, Sequence[float]]) -> bool:
+    """Of ranks that do not wait for each other there is a mean step alone."""
+    return trace.origin == "imported" and bool(times.get(trace.origin)) and not served(trace)
 
 
 def _worst(found: Mapping[str, Comparison]) -> int | None:

@@ -67,16 +67,15 @@ MEANINGS = (
 def headline(summary: Mapping[str, Any]) -> list[Card]:
     """Cards of a prediction (the mapping of `Prediction.to_dict`)."""
     split, step = summary["breakdown"], summary["step_time_s"] or 1.0
-    unit = "tokens" if "tokens_per_s" in summary else "samples"
-    mfu = summary["mfu"]
-    device = "GPU" if summary["device"] == "cuda" else "rank"
+    mfu, device = summary["mfu"], _device(summary)
+    unit, each, whole = per_device(summary)
 
     def part(name: str, key: str) -> Card:
         return f"{split[key] / step:.1%}", name, f"{seconds(split[key])} of the step"
 
     return [
         (seconds(summary["step_time_s"]), "step time, predicted", _interval(summary)),
-        (rate(summary[f"{unit}_per_s_per_gpu"]), f"{unit} / s / {device}", f"{rate(summary[f'{unit}_per_s'])} {unit} / s in all"),
+        (rate(each), unit, f"{rate(whole)} {unit.removesuffix(f' / {device}')} in all"),
         (
             f"{mfu:.1%}" if mfu is not None else "-",
             "MFU",
@@ -88,6 +87,16 @@ def headline(summary: Mapping[str, Any]) -> list[Card]:
         part("host gap", "host_s"),
         part("data stall", "data_s"),
     ]
+
+
+def per_device(summary: Mapping[str, Any]) -> tuple[str, float, float]:
+    """`tokens / s / GPU` (of images `samples`, of CPU hosts `rank`), how many, and how many all devices do together."""
+    what = "tokens" if "tokens_per_s" in summary else "samples"
+    return f"{what} / s / {_device(summary)}", summary[f"{what}_per_s_per_gpu"], summary[f"{what}_per_s"]
+
+
+def _device(summary: Mapping[str, Any]) -> str:
+    return "GPU" if summary["device"] == "cuda" else "rank"
 
 
 def _interval(summary: Mapping[str, Any]) -> str:

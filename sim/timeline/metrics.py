@@ -55,6 +55,11 @@ def step_ends(trace: Trace) -> list[float]:
     return found
 
 
+def step_numbers(trace: Trace) -> list[int]:
+    """What its steps are called, in order: those of `step_times`."""
+    return sorted({span.step for span in trace.spans if span.thread == "host" and span.kind not in EVENTS})
+
+
 def loaded_until(trace: Trace) -> float:
     """When the first of the loader processes has made its last batch, seconds; infinite where there are none."""
     ends: dict[tuple[int, str], float] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 from reports.figures import planning
 from reports.figures.plans import breakdowns
 from reports.figures.scaling import days
+from reports.figures.timeline import timeline
 from reports.pages.capacity import capacity_page
 from reports.pages.collective import collective_page
 from reports.pages.comparison import comparison_page
@@ -25,9 +28,11 @@ from sim.planning.disturbed.faults import Fault, Faults
 from sim.planning.montecarlo import Jitter, Spread
 from sim.planning.sweeps.sweep import Row
 from sim.predict import predict
+from sim.result.compare import measured_times
 from sim.result.uncertainty import outside
 from sim.sections import Parallel
-from sim.timeline.metrics import step_times
+from sim.timeline.metrics import step_numbers, step_times
+from sim.trace import Span, Trace
 from tests.null.verbs.test_verbs import Call, call
 from topologies.load import load_topology
 
@@ -78,6 +83,38 @@ def test_a_comparison_says_what_it_compares() -> None:
     assert (
         "the same plan predicted and measured elsewhere." in page and "trained" not in page[page.index("<main>") : page.index("Timeline")]
     )
+
+
+def _cards(page: str) -> dict[str, str]:
+    """Figures of a page's cards by what they are called."""
+    return {name: value for value, name in re.findall(r'<div class="card"><b>(.*?)</b><span>(.*?)</span>', page)}
+
+
+def test_a_comparison_tells_predicted_figures_from_measured_ones() -> None:
+    """A measured step half as long has twice the tokens a second and twice the MFU; its steps keep the trace's numbers."""
+    found = predict({"model": "gpt2-124m", "batch": {"micro": 1}}, "dgx-h100")
+    assert found.trace is not None and found.mfu is not None
+    spans = [msgspec.structs.replace(s, start=s.start / 2, end=s.end / 2, wait=s.wait / 2, step=s.step + 6) for s in found.trace.spans]
+    measured = msgspec.structs.replace(found.trace, spans=spans, origin="imported")
+    times = {"imported": measured_times(measured)}
+    imported = {"imported": align_by_class(found.trace, measured, times["imported"])}
+    page = comparison_page("mine", found.to_dict(), [found.trace, measured], imported, times, [], Scene())
+    cards = _cards(page)
+    assert all(name.endswith((", predicted", ", imported", "against imported")) for name in cards)
+    ours, theirs = cards["tokens / s / GPU, predicted"], cards["tokens / s / GPU, imported"]
+    assert float(theirs.replace(",", "")) == pytest.approx(2 * float(ours.replace(",", "")), rel=0.01)
+    assert (cards["MFU, predicted"], cards["MFU, imported"]) == (f"{found.mfu:.1%}", f"{2 * found.mfu:.1%}")
+    assert page.index("Measured steps") < page.index("The prediction by itself") < page.index("Where the step goes")
+    assert step_numbers(measured) == [number + 6 for number in step_numbers(found.trace)]
+    figures = [json.loads(one) for one in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page)]
+    (line,) = [one for figure in figures for one in figure["data"] if one.get("name") == "imported" and one["type"] == "scatter"]
+    assert line["x"] == step_numbers(measured)[1:]
+
+
+def test_rows_of_streams_are_in_natural_order() -> None:
+    spans = [Span(0, f"stream {number}", f"k{number}", 0.0, 1.0, "compute", "gemm") for number in (10, 7, 33, 8)]
+    rows = timeline([Trace(spans)]).layout.yaxis.categoryarray
+    assert list(rows)[::-1] == [f"r0 stream {number}" for number in (7, 8, 10, 33)]
 
 
 def test_long_steps_are_drawn_in_seconds() -> None:
