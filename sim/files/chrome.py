@@ -4,7 +4,7 @@ One process per rank, one thread per lane; `ProfilerStep#n`, `cpu_op`, `cuda_run
 `correlation`, NCCL kernels (on CPU hosts gloo's work, under torch.profiler's names) with their collective's fields, `distributedInfo` filled
 in, times in microseconds from 0.
 Events of one thread nest: Perfetto drops those that overlap otherwise. So a step is marked where its training thread works on it, as
-torch.profiler does, though the device may be a step behind; and what overlapped on one lane (gloo runs two collectives at once) has rows.
+torch.profiler does, though the device may be a step behind, and again on each stream (`gpu_user_annotation`) where that works on it; and what overlapped on one lane (gloo runs two collectives at once) has rows.
 Keys are sorted and times have three decimals, so that equal traces are equal files.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -131,6 +132,7 @@ def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, t
     names |= {tid: lane for lane, tid in workers.items()}
     events += [_meta(rank, tid, "thread_name", {"name": name}) for tid, name in names.items()]
     events += [_event("user_annotation", f"ProfilerStep#{step}", rank, 1, begin, end) for step, begin, end in _windows(spans)]
+    events += _device_marks(rank, spans, streams)
     for number, span in enumerate(spans):
         if span.lane != HOST and span.lane not in workers:
             if span.kind not in ORDERS:
@@ -162,6 +164,23 @@ def _windows(spans: list[Span]) -> list[tuple[int, float, float]]:
     last = max((span.end for span in spans if span.thread == HOST), default=0.0)
     ends = [begins[step] for step in steps[1:]] + [last]
     return [(step, begins[step], end) for step, end in zip(steps, ends, strict=True)]
+
+
+def _device_marks(rank: int, spans: list[Span], streams: dict[int, int]) -> list[dict[str, Any]]:
+    """The steps on each stream of one rank: from its first op of a step to its last; cut where another step begins in between. `spans`: in order of
+    start."""
+    found: dict[int, dict[int, tuple[float, float]]] = {}
+    for span in spans:
+        if id(span) in streams:
+            steps = found.setdefault(streams[id(span)], {})
+            begin, end = steps.get(span.step, (span.start, span.end))
+            steps[span.step] = begin, max(end, span.end)
+    events = []
+    for stream, steps in sorted(found.items()):
+        begins = [begin for begin, _ in steps.values()]
+        for (step, (begin, end)), after in zip(steps.items(), [*begins[1:], math.inf], strict=True):
+            events.append(_event("gpu_user_annotation", f"ProfilerStep#{step}", rank, stream, begin, min(end, after)))
+    return events
 
 
 def _streams(spans: list[Span]) -> tuple[dict[int, int], dict[int, str]]:

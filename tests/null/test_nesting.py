@@ -45,12 +45,33 @@ def test_launches_lie_in_the_step_that_they_belong_to() -> None:
     trace = predict("resnet50-ddp8", "dgx-a100").trace
     assert trace is not None
     events = [event for event in to_kineto(trace, 0)["traceEvents"] if event["ph"] == "X"]
-    marks = {event["name"]: event for event in events if event["name"].startswith("ProfilerStep#")}
+    marks = {event["name"]: event for event in events if event["cat"] == "user_annotation"}
     assert len(marks) == trace.steps
     for event in events:
         if event["cat"] == "cuda_runtime":
             mark = marks[f"ProfilerStep#{event['args']['op_id'].split('/')[1][1:]}"]
             assert mark["ts"] - 1e-3 <= event["ts"] <= mark["ts"] + mark["dur"] + 1e-3
+
+
+def test_steps_are_marked_on_each_stream_where_the_device_works_on_them() -> None:
+    """The host runs ahead: its own marks end long before the device comes to the step."""
+    trace = predict("gpt2-ddp8", "dgx-h100").trace
+    assert trace is not None
+    events = [event for event in to_kineto(trace, 0)["traceEvents"] if event["ph"] == "X"]
+    marks = {(event["tid"], event["name"]): event for event in events if event["cat"] == "gpu_user_annotation"}
+    ops = [event for event in events if event["cat"] in ("kernel", "gpu_memcpy")]
+    for event in ops:
+        mark = marks[event["tid"], f"ProfilerStep#{event['args']['op_id'].split('/')[1][1:]}"]
+        assert mark["ts"] <= event["ts"] and event["ts"] + event["dur"] <= mark["ts"] + mark["dur"] + 2e-3
+    assert len(marks) == trace.steps * len({event["tid"] for event in ops})
+
+
+def test_marks_of_steps_that_cross_on_a_stream_are_cut() -> None:
+    """What of a step comes after the next one's first op lies in that one's mark: events of a thread nest."""
+    spans = [Span(0, "compute", f"r0/s{step}/{at}", float(at), at + 1.0, step=step) for at, step in enumerate((0, 1, 0, 1))]
+    marks = [e for e in to_kineto(Trace(spans))["traceEvents"] if e.get("cat") == "gpu_user_annotation"]
+    assert [(e["name"], e["ts"], e["dur"]) for e in marks] == [("ProfilerStep#0", 0.0, 1e6), ("ProfilerStep#1", 1e6, 3e6)]
+    assert _crossing(Trace(spans)) == []
 
 
 def test_what_overlaps_on_a_lane_has_rows() -> None:
