@@ -286,7 +286,8 @@ def keep_run(folder: Path, plan: Plan, program: Program | None, found: dict[str,
     """Plan, machine, program, environment, summary and trace of a run, whole each."""
     from sim.files.chrome import write_run
     from sim.files.inputs import write_inputs
+    from sim.files.nccl import wires_of
 
     write_inputs(folder, plan, program, machine_files(machines()))
     write_json(folder / f"summary-{found['how']}.json", found)  # what was trained and what was played share a folder
-    write_run(trace, folder)
+    write_run(trace, folder, wires_of(plan))

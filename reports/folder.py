@@ -19,6 +19,7 @@ from reports.scene import scene
 from sim.align import Comparison
 from sim.files.chrome import write_run
 from sim.files.inputs import write_inputs
+from sim.files.nccl import wires_of
 from sim.files.runs import write_atomic, write_json
 from sim.plan import Plan
 from sim.program import Program
@@ -42,7 +43,7 @@ def write_prediction(
     `write_inputs`."""
     write_inputs(folder, plan, program, beside)
     write_json(folder / "summary.json", dict(summary))
-    write_run(trace, folder)
+    write_run(trace, folder, wires_of(plan))
     seen = scene(plan, program, trace, topology, PREDICTED)
     return write_atomic(folder / "report.html", prediction_page(plan.name or plan.model_name, summary, trace, seen))
 
@@ -63,7 +64,7 @@ def write_comparison(
     write_inputs(folder, plan, program, beside)
     write_json(folder / "summary.json", dict(result))
     for trace in traces:
-        write_run(trace, folder)
+        write_run(trace, folder, None if trace.origin == "imported" else wires_of(plan))
     seen = scene(plan, program, traces[0], topology, PREDICTED)
     page = comparison_page(plan.name or plan.model_name, result["prediction"], traces, found, times, result["notes"], seen)
     return write_atomic(folder / "report.html", page)

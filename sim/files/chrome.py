@@ -20,38 +20,27 @@ from typing import Any
 
 import msgspec
 
+from sim.files.nccl import Group, Wires, collective_args, group_of, kernel_name
 from sim.files.runs import write_atomic
 from sim.program import EVENTS, HOST, MEETING, ORDERS, PINNER
 from sim.trace import Span, Trace
 
-_NCCL = {
-    "all_reduce": "AllReduce_Sum",
-    "all_gather": "AllGather",
-    "reduce_scatter": "ReduceScatter_Sum",
-    "all_to_all": "SendRecv",
-    "broadcast": "Broadcast",
-    "reduce": "Reduce_Sum",
-    "send": "SendRecv",
-    "recv": "SendRecv",
-}
 _WORDS = {what: what.replace("_", "") for what in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")}
 """What names of recorded kernels hold."""
-_PART = {"all_gather": (False, True), "reduce_scatter": (True, False)}
-"""Whether a rank gives, and gets, the whole array; of all others both."""
 _OWN = re.compile(r"r\d+/s\d+/")
 """Ids of ops of a program, not of kernels that others recorded."""
 _THREADS = ("loader", PINNER, "autograd")
 """Lanes that are CPU threads, besides the training thread's own."""
 
 
-Part = tuple[list[dict[str, Any]], dict[str, tuple[str, int]]]
-"""One rank's events, and its groups: (name, size) by name."""
+Part = tuple[list[dict[str, Any]], dict[str, Group]]
+"""One rank's events, and its groups by name."""
 
 
-def write_run(trace: Trace, folder: Path) -> Path:
+def write_run(trace: Trace, folder: Path, wires: Wires | None = None) -> Path:
     """A run's trace: all ranks in one file, which Perfetto and `compare` open, and in `hta` a folder with a file for each, which HTA takes (one file
-    is one rank there, whatever is in it). Returns the one file."""
-    parts, own = _parts(trace, trace.ranks), folder / "hta" / trace.origin
+    is one rank there, whatever is in it). `wires`: what the plan says of its collectives. Returns the one file."""
+    parts, own = _parts(trace, trace.ranks, wires), folder / "hta" / trace.origin
     names = {rank: f"rank{rank}.json.gz" for rank in parts}
     for old in own.glob("rank*.json.gz"):
         if old.name not in names.values():
@@ -75,12 +64,12 @@ def _write(document: dict[str, Any], path: Path) -> Path:
     return write_atomic(path, gzip.compress(whole, 6, mtime=0) if path.suffix == ".gz" else whole)
 
 
-def to_kineto(trace: Trace, rank: int | None = None) -> dict[str, Any]:
-    """The trace as Kineto's JSON object. `rank` None: every rank, each a process of its own."""
-    return _document(trace, _parts(trace, trace.ranks if rank is None else [rank]))
+def to_kineto(trace: Trace, rank: int | None = None, wires: Wires | None = None) -> dict[str, Any]:
+    """The trace as Kineto's JSON object. `rank` None: every rank, each a process of its own. `wires`: what the plan says of its collectives."""
+    return _document(trace, _parts(trace, trace.ranks if rank is None else [rank], wires))
 
 
-def _parts(trace: Trace, ranks: Iterable[int]) -> dict[int, Part]:
+def _parts(trace: Trace, ranks: Iterable[int], wires: Wires | None) -> dict[int, Part]:
     """What each of some ranks does."""
     lines: dict[int, list[Span]] = {number: [] for number in ranks}
     for span in trace.spans:
@@ -88,14 +77,14 @@ def _parts(trace: Trace, ranks: Iterable[int]) -> dict[int, Part]:
             lines[span.rank].append(span)
     found: dict[int, Part] = {}
     for number, spans in lines.items():
-        groups: dict[str, tuple[str, int]] = {}
-        found[number] = _rank_events(trace, number, sorted(spans, key=lambda s: (s.start, s.end)), groups), groups
+        groups: dict[str, Group] = {}
+        found[number] = _rank_events(trace, number, sorted(spans, key=lambda s: (s.start, s.end)), groups, wires or Wires()), groups
     return found
 
 
 def _document(trace: Trace, parts: dict[int, Part]) -> dict[str, Any]:
     """Kineto's JSON object of some ranks, of which it names the first."""
-    groups = {name: group for _, own in parts.values() for name, group in own.items()}
+    groups = sorted({group for _, own in parts.values() for group in own.values()})
     backend = trace.backend
     config = "cuda:nccl" if backend == "nccl" else f"cpu:{backend}"
     info = {
@@ -103,7 +92,7 @@ def _document(trace: Trace, parts: dict[int, Part]) -> dict[str, Any]:
         "rank": next(iter(parts), 0),
         "world_size": trace.world,
         "pg_count": len(groups),
-        "pg_config": [{"pg_name": n, "pg_desc": n, "backend_config": config, "pg_size": s} for n, s in sorted(groups.values())],
+        "pg_config": [_group(group, config) for group in groups],
         **({"nccl_version": ""} if backend == "nccl" else {}),
     }
     meta = {f"steptwin.{key}": value for key, value in trace.meta.items()}
@@ -122,7 +111,12 @@ def _document(trace: Trace, parts: dict[int, Part]) -> dict[str, Any]:
     }
 
 
-def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
+def _group(group: Group, config: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"pg_name": group.name, "pg_desc": group.name, "backend_config": config, "pg_size": group.size}
+    return found | ({"ranks": list(group.ranks)} if group.ranks else {})
+
+
+def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, Group], wires: Wires) -> list[dict[str, Any]]:
     """Events of one rank. `spans`: its own, in order of start."""
     lanes = sorted({span.lane for span in spans if span.lane != HOST})
     workers = {lane: 1000 + index for index, lane in enumerate(lane for lane in lanes if lane.startswith(_THREADS))}
@@ -138,7 +132,7 @@ def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, t
             if span.kind not in ORDERS:
                 recorded = trace.origin == "imported" and not _OWN.match(span.id)
                 of = _recorded_events if recorded else _device_events
-                events += of(span, rank, streams[id(span)], number + 1, groups, trace.backend)
+                events += of(span, rank, streams[id(span)], number + 1, groups, trace.backend, wires)
         elif span.kind not in EVENTS:
             tid = workers.get(span.lane, 1)
             if span.launch > 0:  # a message on the thread itself
@@ -201,37 +195,35 @@ def _streams(spans: list[Span]) -> tuple[dict[int, int], dict[int, str]]:
 
 
 def _device_events(
-    span: Span, rank: int, stream: int, number: int, groups: dict[str, tuple[str, int]], backend: str
+    span: Span, rank: int, stream: int, number: int, groups: dict[str, Group], backend: str, wires: Wires
 ) -> list[dict[str, Any]]:
     args = _args(span) | {"stream": stream, "device": rank, "correlation": number}
     name, category = span.id.split("/", 2)[-1], "kernel"
     if span.kind in MEETING:
-        what = span.name or span.kind
-        kernel = f"ncclDevKernel_{_NCCL.get(what, what)}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-        name = kernel if backend == "nccl" else f"{backend}:{what}"
-        groups[span.group] = (span.group, span.group_size)
-        args |= {
-            "Collective name": what,
-            **_sizes(what, span),
-            "Process Group Name": span.group,
-            "Process Group Description": span.group,
-        }
+        name = kernel_name(span, wires) if backend == "nccl" else f"{backend}:{span.name or span.kind}"
+        group = groups.get(span.group)
+        if group is None:
+            group = groups[span.group] = group_of(span, wires)
+        args |= collective_args(span, group, wires)
     elif span.kind == "copy":
         category = "gpu_memcpy"
+        if span.bytes and span.seconds > 0:
+            args["memory bandwidth (GB/s)"] = round(span.bytes / span.seconds / 1e9, 6)
         name = "Memcpy DtoH (Device -> Pinned)" if "d2h" in span.lane else "Memcpy HtoD (Pinned -> Device)"
     return [_launch(span, rank, {"correlation": number}), _event(category, name, rank, stream, span.start, span.end, args)]
 
 
 def _recorded_events(
-    span: Span, rank: int, stream: int, number: int, groups: dict[str, tuple[str, int]], backend: str
+    span: Span, rank: int, stream: int, number: int, groups: dict[str, Group], backend: str, wires: Wires
 ) -> list[dict[str, Any]]:
     """What others recorded, under its own name, and its launch where that was recorded."""
     args = _args(span) | {"stream": stream, "device": rank, "correlation": number, "step": span.step}
     name = span.name or span.id
     if span.kind in MEETING:
         what = next((what for what, word in _WORDS.items() if word in name.lower().replace("_", "")), "")
-        groups[span.group] = (span.group, span.group_size)
-        args |= _sizes(what, span) | {"Process Group Name": span.group} | ({"Collective name": what} if what else {})
+        group = groups.setdefault(span.group, group_of(span, wires))
+        told = collective_args(msgspec.structs.replace(span, name=what), group, wires)
+        args |= {key: value for key, value in told.items() if what or key != "Collective name"}
     category = "gpu_memcpy" if name.startswith(("Memcpy", "Copy")) else "gpu_memset" if name.startswith("Memset") else "kernel"
     launch = [_launch(span, rank, {"correlation": number})] if span.issued >= 0 else []
     return [*launch, _event(category, name, rank, stream, span.start, span.end, args)]
@@ -241,16 +233,6 @@ def _launch(span: Span, rank: int, args: dict[str, Any]) -> dict[str, Any]:
     issued = span.issued if span.issued >= 0 else span.start
     call = "cudaMemcpyAsync" if span.kind == "copy" else "cudaMemsetAsync" if span.name.startswith("Memset") else "cudaLaunchKernel"
     return _event("cuda_runtime", call, rank, 1, issued, issued + span.launch, args | {"op_id": span.id})
-
-
-def _sizes(what: str, span: Span) -> dict[str, Any]:
-    """What a collective takes and gives on one rank, as bytes: a span knows its size and not its dtype. Where the group's size is not
-    known either, a part of it is left out."""
-    found: dict[str, Any] = {"dtype": "Byte"} | ({"Group size": span.group_size} if span.group_size else {})
-    for key, whole in zip(("In msg nelems", "Out msg nelems"), _PART.get(what, (True, True)), strict=True):
-        if whole or span.group_size:
-            found[key] = span.bytes if whole else span.bytes // span.group_size
-    return found
 
 
 def _args(span: Span) -> dict[str, Any]:

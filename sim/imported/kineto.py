@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from sim.files.nccl import word_of
 from sim.imported.events import DEVICE, Event, File, Info, Own, read_events
 from sim.imported.marks import Marks, Range, op_of
 from sim.imported.names import copy_class, kernel_class, kind_of
@@ -164,7 +165,7 @@ def _span(
         steps.of(event.ts, launched) if step is None else step,
         issued=-1.0 if known is None else max(0.0, (known - zero) * 1e-6),
         thread=str(args.get("thread", "host")),
-        name=(str(args.get("Collective name", "")) if own else "") or event.name,
+        name=(word_of(str(args.get("Collective name", ""))) if own else "") or event.name,
         bytes=int(args.get("bytes", 0) or 0) or _message(args),
         flops=float(args.get("flops", 0) or 0),
         group=str(args.get("group", args.get("Process Group Name", ""))),

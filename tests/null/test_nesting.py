@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from sim.files.chrome import to_kineto
+from sim.files.chrome import to_kineto, write_run
+from sim.files.nccl import Wires, wires_of, word_of
+from sim.files.planfile import load_plan
+from sim.imported.kineto import read_trace
+from sim.mesh import Mesh
 from sim.predict import predict
+from sim.program import MEETING, MESSAGE
 from sim.trace import Span, Trace
 
 
@@ -103,3 +110,71 @@ def test_a_collective_says_what_a_rank_gives_and_gets() -> None:
         "send": ("Byte", 4096, 4096), "unknown": ("Byte", None, 4096),
     }  # fmt: skip
     assert kernels["send"]["Group size"] == 4 and "Group size" not in kernels["unknown"]
+
+
+def test_collectives_have_the_names_that_torch_and_nccl_give_them() -> None:
+    names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "barrier", "send", "recv")
+    spans = [
+        Span(0, "comm", f"r0/s0/{name}", float(at), at + 1.0, name if name in MESSAGE else "collective", name=name)
+        for at, name in enumerate(names)
+    ]
+    spans.append(Span(0, "comm", "r0/s0/mb0/fwd/dispatch", 20.0, 21.0, "collective", "comm.ep", name="all_to_all"))
+    kernels = {e["args"]["op_id"].rpartition("/")[2]: e for e in to_kineto(Trace(spans))["traceEvents"] if e.get("cat") == "kernel"}
+    called = [kernels[name]["args"]["Collective name"] for name in (*names, "dispatch")]
+    assert called == [
+        "allreduce", "_allgather_base", "_reduce_scatter_base", "all_to_all", "broadcast", "reduce", "barrier", "send", "recv", "all_to_allv",
+    ]  # fmt: skip
+    assert [word_of(name) for name in called] == [*names, "all_to_all"]
+    shared = {kernels[name]["name"] for name in ("send", "recv", "all_to_all", "dispatch")}
+    assert shared == {"ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"}
+    assert kernels["all_gather"]["name"] == "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    assert kernels["barrier"]["name"].startswith("ncclDevKernel_AllReduce_Sum_f32_RING_LL(")
+
+
+def test_a_plan_tells_the_ranks_of_groups_and_the_numbers_of_sums(tmp_path: Path) -> None:
+    """Every rank's own groups alone, each once; sizes are counted in the numbers that travel, and read back as bytes."""
+    plan = load_plan("llama3-8b-fsdp8", ["parallel.tp=2", "parallel.dp_shard=4", "model.layers=1", "batch.global=4", "batch.micro=1"])
+    trace = predict(plan, "dgx-h100", fold=False).trace
+    assert trace is not None
+    whole, one = to_kineto(trace, None, wires_of(plan)), to_kineto(trace, 3, wires_of(plan))
+    assert [(group["pg_name"], group["ranks"]) for group in one["distributedInfo"]["pg_config"]] == [("fsdp", [1, 3, 5, 7]), ("tp", [2, 3])]
+    assert whole["distributedInfo"]["pg_count"] == 6 and all(len(g["ranks"]) == g["pg_size"] for g in whole["distributedInfo"]["pg_config"])
+    kernels = {event["args"]["op_id"]: event for event in one["traceEvents"] if event.get("cat") == "kernel"}
+    told = {}
+    for name in ("grad/L0.reduce_scatter", "fwd/L0.attn.proj.reduce_scatter", "fwd/L0.all_gather", "fwd/head.loss.sum"):
+        event = kernels[f"r3/s1/mb0/{name}"]
+        args = event["args"]
+        told[name] = event["name"].partition("(")[0].removeprefix("ncclDevKernel_"), args["dtype"], args["Process Group Ranks"]
+        assert max(args["In msg nelems"], args["Out msg nelems"]) * {"Byte": 1, "BFloat16": 2, "Float": 4}[args["dtype"]] == args["bytes"]
+    assert told == {
+        "grad/L0.reduce_scatter": ("ReduceScatter_Sum_f32_RING_LL", "Float", "[1, 3, 5, 7]"),
+        "fwd/L0.attn.proj.reduce_scatter": ("ReduceScatter_Sum_bf16_RING_LL", "BFloat16", "[2, 3]"),
+        "fwd/L0.all_gather": ("AllGather_RING_LL", "Byte", "[1, 3, 5, 7]"),
+        "fwd/head.loss.sum": ("AllReduce_Sum_f32_RING_LL", "Float", "[2, 3]"),
+    }
+    write_run(trace, tmp_path, wires_of(plan))
+    again = {span.id: span for span in read_trace(tmp_path / "predicted.json.gz").spans}
+    for span in trace.spans:
+        if span.kind in MEETING:
+            kept = again[span.id]
+            assert (kept.name, kept.bytes, kept.group, kept.group_size) == (span.name, span.bytes, span.group, span.group_size)
+
+
+def test_large_groups_are_listed_as_far_as_profilers_do() -> None:
+    wires = Wires(Mesh({"dp_replicate": 64}))
+    span = Span(5, "comm", "r5/s0/c", 0.0, 1.0, "collective", name="all_reduce", group="dp", group_size=64)
+    found = to_kineto(Trace([span], world=64), 5, wires)
+    (args,) = [event["args"] for event in found["traceEvents"] if event.get("cat") == "kernel"]
+    assert args["Process Group Ranks"] == f"[{', '.join(map(str, range(30)))}, ...]"
+    assert found["distributedInfo"]["pg_config"][0]["ranks"] == list(range(64))
+    other = to_kineto(Trace([msgspec.structs.replace(span, group_size=8)], world=64), 5, wires)
+    assert "ranks" not in other["distributedInfo"]["pg_config"][0], "a group of another size is none of this mesh"
+
+
+def test_copies_tell_their_bandwidth() -> None:
+    spans = [
+        Span(0, "copy.h2d", "r0/s0/a", 0.0, 1e-3, "copy", bytes=50_000_000),
+        Span(0, "copy.h2d", "r0/s0/b", 1e-3, 1e-3, "copy", bytes=1),
+    ]
+    args = [e["args"] for e in to_kineto(Trace(spans))["traceEvents"] if e.get("cat") == "gpu_memcpy"]
+    assert args[0]["memory bandwidth (GB/s)"] == 50.0 and "memory bandwidth (GB/s)" not in args[1]
