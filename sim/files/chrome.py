@@ -1,7 +1,7 @@
 """Traces as files: Kineto-shaped Chrome JSON, the form that Perfetto and Meta's HTA read.
 
 One process per rank, one thread per lane; `ProfilerStep#n`, `cpu_op`, `cuda_runtime` launches paired with kernels by
-`correlation`, NCCL kernels (on CPU hosts gloo's work, under torch.profiler's names) with their collective's fields, `distributedInfo` filled
+`correlation` (of the whole trace) and by arrows (`ac2g`), NCCL kernels (on CPU hosts gloo's work, under torch.profiler's names) with their collective's fields, `distributedInfo` filled
 in, times in microseconds from 0.
 Events of one thread nest: Perfetto drops those that overlap otherwise. So a step is marked where its training thread works on it, as
 torch.profiler does, though the device may be a step behind, and again on each stream (`gpu_user_annotation`) where that works on it; and what overlapped on one lane (gloo runs two collectives at once) has rows.
@@ -15,6 +15,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,15 @@ def to_kineto(trace: Trace, rank: int | None = None, wires: Wires | None = None)
 
 def _parts(trace: Trace, ranks: Iterable[int], wires: Wires | None) -> dict[int, Part]:
     """What each of some ranks does."""
-    lines: dict[int, list[Span]] = {number: [] for number in ranks}
+    lines: dict[int, list[Span]] = {number: [] for number in trace.ranks}
     for span in trace.spans:
-        if span.rank in lines:
-            lines[span.rank].append(span)
+        lines[span.rank].append(span)
+    first = dict(zip(lines, accumulate(map(len, lines.values()), initial=1), strict=False))
     found: dict[int, Part] = {}
-    for number, spans in lines.items():
+    for number in ranks:
         groups: dict[str, Group] = {}
-        found[number] = _rank_events(trace, number, sorted(spans, key=lambda s: (s.start, s.end)), groups, wires or Wires()), groups
+        spans = sorted(lines.get(number, []), key=lambda s: (s.start, s.end))
+        found[number] = _rank_events(trace, number, spans, first.get(number, 1), groups, wires or Wires()), groups
     return found
 
 
@@ -116,8 +118,8 @@ def _group(group: Group, config: str) -> dict[str, Any]:
     return found | ({"ranks": list(group.ranks)} if group.ranks else {})
 
 
-def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, Group], wires: Wires) -> list[dict[str, Any]]:
-    """Events of one rank. `spans`: its own, in order of start."""
+def _rank_events(trace: Trace, rank: int, spans: list[Span], first: int, groups: dict[str, Group], wires: Wires) -> list[dict[str, Any]]:
+    """Events of one rank. `spans`: its own, in order of start; `first`: from where they are numbered, as arrows of one file need numbers of their own."""
     lanes = sorted({span.lane for span in spans if span.lane != HOST})
     workers = {lane: 1000 + index for index, lane in enumerate(lane for lane in lanes if lane.startswith(_THREADS))}
     streams, names = _streams([span for span in spans if span.lane != HOST and span.lane not in workers])
@@ -127,12 +129,12 @@ def _rank_events(trace: Trace, rank: int, spans: list[Span], groups: dict[str, G
     events += [_meta(rank, tid, "thread_name", {"name": name}) for tid, name in names.items()]
     events += [_event("user_annotation", f"ProfilerStep#{step}", rank, 1, begin, end) for step, begin, end in _windows(spans)]
     events += _device_marks(rank, spans, streams)
-    for number, span in enumerate(spans):
+    for number, span in enumerate(spans, first):
         if span.lane != HOST and span.lane not in workers:
             if span.kind not in ORDERS:
                 recorded = trace.origin == "imported" and not _OWN.match(span.id)
                 of = _recorded_events if recorded else _device_events
-                events += of(span, rank, streams[id(span)], number + 1, groups, trace.backend, wires)
+                events += of(span, rank, streams[id(span)], number, groups, trace.backend, wires)
         elif span.kind not in EVENTS:
             tid = workers.get(span.lane, 1)
             if span.launch > 0:  # a message on the thread itself
@@ -210,7 +212,14 @@ def _device_events(
         if span.bytes and span.seconds > 0:
             args["memory bandwidth (GB/s)"] = round(span.bytes / span.seconds / 1e9, 6)
         name = "Memcpy DtoH (Device -> Pinned)" if "d2h" in span.lane else "Memcpy HtoD (Pinned -> Device)"
-    return [_launch(span, rank, {"correlation": number}), _event(category, name, rank, stream, span.start, span.end, args)]
+    call, work = _launch(span, rank, {"correlation": number}), _event(category, name, rank, stream, span.start, span.end, args)
+    return [call, work, *(_arrow(number, call, work) if span.issued >= 0 else [])]
+
+
+def _arrow(number: int, call: dict[str, Any], work: dict[str, Any]) -> list[dict[str, Any]]:
+    """Perfetto draws it from a launch to what was launched, when one of them is chosen; it binds to what began last, and so stands after both."""
+    ends = (({"ph": "s"}, call), ({"ph": "f", "bp": "e"}, work))
+    return [{**end, "cat": "ac2g", "name": "ac2g", "id": number} | {key: at[key] for key in ("pid", "tid", "ts")} for end, at in ends]
 
 
 def _recorded_events(
@@ -225,8 +234,11 @@ def _recorded_events(
         told = collective_args(msgspec.structs.replace(span, name=what), group, wires)
         args |= {key: value for key, value in told.items() if what or key != "Collective name"}
     category = "gpu_memcpy" if name.startswith(("Memcpy", "Copy")) else "gpu_memset" if name.startswith("Memset") else "kernel"
-    launch = [_launch(span, rank, {"correlation": number})] if span.issued >= 0 else []
-    return [*launch, _event(category, name, rank, stream, span.start, span.end, args)]
+    work = _event(category, name, rank, stream, span.start, span.end, args)
+    if span.issued < 0:
+        return [work]
+    call = _launch(span, rank, {"correlation": number})
+    return [call, work, *_arrow(number, call, work)]
 
 
 def _launch(span: Span, rank: int, args: dict[str, Any]) -> dict[str, Any]:

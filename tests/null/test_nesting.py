@@ -171,6 +171,27 @@ def test_large_groups_are_listed_as_far_as_profilers_do() -> None:
     assert "ranks" not in other["distributedInfo"]["pg_config"][0], "a group of another size is none of this mesh"
 
 
+def test_arrows_go_from_launches_to_what_they_launched() -> None:
+    """In a file of all ranks each has a number of its own; where nobody knows the launch, none is drawn."""
+    trace = predict("gpt2-ddp8", "dgx-h100", fold=False).trace
+    assert trace is not None and len(trace.ranks) == 8
+    events = to_kineto(trace)["traceEvents"]
+    kernels = {event["args"]["correlation"]: event for event in events if event.get("cat") in ("kernel", "gpu_memcpy")}
+    calls = {event["args"]["correlation"]: event for event in events if event.get("cat") == "cuda_runtime"}
+    for phase, ends in (("s", calls), ("f", kernels)):
+        arrows = {event["id"]: event for event in events if event["ph"] == phase}
+        assert len(arrows) == sum(event["ph"] == phase for event in events) == len(ends)
+        assert all(arrows[at][key] == end[key] for at, end in ends.items() for key in ("pid", "tid", "ts"))
+        assert {(event["cat"], event["name"], event.get("bp")) for event in arrows.values()} == {
+            ("ac2g", "ac2g", "e" if phase == "f" else None)
+        }
+    whole = {event["args"]["op_id"]: at for at, event in kernels.items()}
+    alone = {e["args"]["op_id"]: e["args"]["correlation"] for e in to_kineto(trace, 5)["traceEvents"] if e.get("cat") == "kernel"}
+    assert alone.items() <= whole.items(), "a rank's own file has the same numbers"
+    unknown = to_kineto(Trace([Span(0, "compute", "r0/s0/a", 0.0, 1.0)]))["traceEvents"]
+    assert not [event for event in unknown if event["ph"] in ("s", "f")]
+
+
 def test_copies_tell_their_bandwidth() -> None:
     spans = [
         Span(0, "copy.h2d", "r0/s0/a", 0.0, 1e-3, "copy", bytes=50_000_000),
