@@ -128,7 +128,7 @@ def _rank_events(trace: Trace, rank: int, spans: list[Span], first: int, groups:
     names |= {tid: lane for lane, tid in workers.items()}
     events += [_meta(rank, tid, "thread_name", {"name": name}) for tid, name in names.items()]
     events += [_event("user_annotation", f"ProfilerStep#{step}", rank, 1, begin, end) for step, begin, end in _windows(spans)]
-    events += _device_marks(rank, spans, streams)
+    events += _device_marks(rank, spans, streams) if trace.origin != "imported" else []
     for number, span in enumerate(spans, first):
         if span.lane != HOST and span.lane not in workers:
             if span.kind not in ORDERS:
