@@ -29,6 +29,8 @@ _PART = {"all_gather": (False, True), "reduce_scatter": (True, False)}
 _NUMBERS = {"fp32": ("f32", "Float", 4), "bf16": ("bf16", "BFloat16", 2), "fp16": ("f16", "Half", 2)}
 """What NCCL calls them in its kernels' names, torch in a trace, and their bytes."""
 _GRADIENTS, _ACTIVATIONS = re.compile(r"(?:^|/)grad/"), re.compile(r"(?:^|/)(?:fwd|bwd|recompute)/")
+_SEAMS = ("comm.tp", "comm.cp", "comm.ep")
+"""Classes of what activations and their gradients travel in."""
 _LISTED = 30
 """Ranks that torch.profiler writes out at an op."""
 
@@ -38,6 +40,9 @@ class Wires(msgspec.Struct, frozen=True):
 
     mesh: Mesh | None = None
     gradients: str = ""
+    """Between ranks that hold the same parameters."""
+    kept: str = ""
+    """Gradients where they are kept: tensor parallel ranks sum those of what they all hold there."""
     activations: str = ""
 
 
@@ -52,7 +57,8 @@ class Group(NamedTuple):
 def wires_of(plan: Plan) -> Wires:
     """Of a plan's traces."""
     activations = plan.precision if plan.precision in _NUMBERS else "fp32" if plan.precision == "tf32" else "bf16"
-    return Wires(mesh_of(plan), framework_of(plan).precision.reduce_dtype, activations)
+    precision = framework_of(plan).precision
+    return Wires(mesh_of(plan), precision.reduce_dtype, precision.grad_dtype, activations)
 
 
 def word_of(called: str) -> str:
@@ -74,7 +80,8 @@ def kernel_name(span: Span, wires: Wires) -> str:
     if what in _SENT:
         return f"ncclDevKernel_SendRecv{arguments}"
     numbers = _NUMBERS.get(_numbers(what, span, wires))
-    summed = ("_Sum" + (f"_{numbers[0]}" if numbers else "")) if what in _SUMS else ""
+    how = "_Max" if span.id.endswith(".loss.max") else "_Sum"
+    summed = how + (f"_{numbers[0]}" if numbers else "") if what in _SUMS else ""
     return f"ncclDevKernel_{_KERNELS.get(what, what)}{summed}_RING_LL{arguments}"
 
 
@@ -99,8 +106,8 @@ def _numbers(what: str, span: Span, wires: Wires) -> str:
     if what == "barrier" or span.cls == "comm.norm" or ".loss." in span.id:
         return "fp32"
     if _GRADIENTS.search(span.id):
-        return wires.gradients
-    return wires.activations if _ACTIVATIONS.search(span.id) else ""
+        return wires.kept if span.cls == "comm.tp" else wires.gradients
+    return wires.activations if span.cls in _SEAMS and _ACTIVATIONS.search(span.id) else ""
 
 
 def _sizes(what: str, span: Span, wires: Wires) -> dict[str, Any]:

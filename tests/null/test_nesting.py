@@ -141,7 +141,7 @@ def test_a_plan_tells_the_ranks_of_groups_and_the_numbers_of_sums(tmp_path: Path
     assert whole["distributedInfo"]["pg_count"] == 6 and all(len(g["ranks"]) == g["pg_size"] for g in whole["distributedInfo"]["pg_config"])
     kernels = {event["args"]["op_id"]: event for event in one["traceEvents"] if event.get("cat") == "kernel"}
     told = {}
-    for name in ("grad/L0.reduce_scatter", "fwd/L0.attn.proj.reduce_scatter", "fwd/L0.all_gather", "fwd/head.loss.sum"):
+    for name in ("grad/L0.reduce_scatter", "fwd/L0.attn.proj.reduce_scatter", "fwd/L0.all_gather", "fwd/head.loss.max"):
         event = kernels[f"r3/s1/mb0/{name}"]
         args = event["args"]
         told[name] = event["name"].partition("(")[0].removeprefix("ncclDevKernel_"), args["dtype"], args["Process Group Ranks"]
@@ -150,7 +150,7 @@ def test_a_plan_tells_the_ranks_of_groups_and_the_numbers_of_sums(tmp_path: Path
         "grad/L0.reduce_scatter": ("ReduceScatter_Sum_f32_RING_LL", "Float", "[1, 3, 5, 7]"),
         "fwd/L0.attn.proj.reduce_scatter": ("ReduceScatter_Sum_bf16_RING_LL", "BFloat16", "[2, 3]"),
         "fwd/L0.all_gather": ("AllGather_RING_LL", "Byte", "[1, 3, 5, 7]"),
-        "fwd/head.loss.sum": ("AllReduce_Sum_f32_RING_LL", "Float", "[2, 3]"),
+        "fwd/head.loss.max": ("AllReduce_Max_f32_RING_LL", "Float", "[2, 3]"),
     }
     write_run(trace, tmp_path, wires_of(plan))
     again = {span.id: span for span in read_trace(tmp_path / "predicted.json.gz").spans}
