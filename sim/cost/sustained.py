@@ -17,7 +17,7 @@ from statistics import NormalDist
 from msgspec import structs
 
 from sim.cost.device import NEAREST, as_sold, by_arch, table
-from sim.cost.gemm import NO_TENSOR, powered, told_by
+from sim.cost.gemm import powered
 from sim.cost.price import Source
 from sim.work import BYTES
 from topologies.devices import gpu as find_gpu
@@ -96,10 +96,11 @@ def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
 
 
 def _counted(gpu: Gpu, other: Gpu) -> Gpu:
-    """The GPU whose clock, at its own watts, is that of `other`: one that tells of this architecture's products, whose rates have its power limit in
-    them already (an L40S's, of A100's clock), or `other` itself."""
-    told = find_gpu(told_by(gpu, "bf16"))
-    return told if told.arch == gpu.arch != other.arch and gpu.arch not in NO_TENSOR else other
+    """The GPU by whose watts a clock of `other` follows: one of this architecture that keeps as much as `other` does at its own watts, since these
+    hold it down in benchmarks already (the table [told]), or `other` itself."""
+    name = table("sustained", "told", dict[str, str]).get(gpu.arch)
+    told = find_gpu(name) if name else other
+    return told if told.arch == gpu.arch != other.arch else other
 
 
 def _as_sold(gpu: Gpu) -> bool:

@@ -133,7 +133,8 @@ def test_an_a40s_watts_tell_of_its_kin() -> None:
     assert share_of_peak("a40") == pytest.approx(share_of_peak("a100-sxm-80gb"), abs=0.02)
     assert share_of_peak("a10") < 0.9 * share_of_peak("a40") < share_of_peak("rtx-a6000") < share_of_peak("rtx-3090")
     assert kin_clock(gpu("a40"), {"a100-sxm-80gb": 0.9})[0] == 0.9, "its own rates have its power limit in them"
-    assert kin_clock(gpu("l40s"), {"a100-sxm-80gb": 0.9})[0] == 0.9 == kin_clock(gpu("rtx-pro-6000"), {"a100-sxm-80gb": 0.9})[0]
+    assert kin_clock(gpu("l40s"), {"a100-sxm-80gb": 0.9})[0] == 0.9
+    assert kin_clock(gpu("h100-sxm"), {"b200-sxm": 0.63})[0] > 0.8, "a benchmark of B200 meets no limit yet"
 
 
 def test_turings_boards_differ_by_their_watts_alone() -> None:
