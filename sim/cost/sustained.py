@@ -69,11 +69,14 @@ def vector_clock(gpu: Gpu) -> float:
 
 
 def narrow_clock(gpu: Gpu, clocks: Mapping[str, float], narrow: Mapping[str, float]) -> tuple[float, Source]:
-    """The clock of 8-bit products: the GPU's own, or that of its 16-bit ones with what the nearest kin that have one lose beside theirs."""
+    """The clock of 8-bit products: the GPU's own, or that of its 16-bit ones with what its nearest kin lose beside theirs, or those whose clock it
+    takes."""
     if gpu.name in narrow and _as_sold(gpu):
         return narrow[gpu.name], "fitted"
     clock, source = kin_clock(gpu, clocks)
-    for arch in (gpu.arch, *(() if gpu.name in clocks else NEAREST.get(gpu.arch, ()))):
+    kin, known = NEAREST.get(gpu.arch, ()), {find_gpu(name).arch for name in clocks}
+    lends = [arch for arch in (gpu.arch, *kin) if arch in known][:1]
+    for arch in (gpu.arch, *(() if gpu.name in clocks else (*kin[:1], *lends))):
         for name in _own_first(gpu, narrow):
             if find_gpu(name).arch == arch:
                 return min(1.0, clock * narrow[name] / kin_clock(find_gpu(name), clocks)[0]), "assumed"

@@ -186,6 +186,7 @@ def test_narrow_products_take_their_kins_clock_and_else_the_wide_one() -> None:
     assert narrow_clock(gpu("l40s"), wide, {"h100-sxm": 0.7})[0] == kin_clock(gpu("l40s"), wide)[0]
     amd = kin_clock(gpu("mi300x"), wide)[0]
     assert narrow_clock(gpu("mi300x"), wide, {"h100-sxm": 0.7})[0] == pytest.approx(amd * 0.7 / 0.8), "as on the GPU whose clock it takes"
+    assert narrow_clock(gpu("gb200"), {"h100-sxm": 0.8, "b200-sxm": 0.6}, {"h100-sxm": 0.7}) == kin_clock(gpu("gb200"), {"b200-sxm": 0.6})
 
 
 def test_a_refit_sets_both_clocks_and_lets_go_of_them() -> None:
