@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,6 +169,7 @@ def _world(rank: int, size: int) -> Any:
         device=torch.device("cpu"),
         beat=beat,
         folder=Path(),
+        limit=timedelta(seconds=45),
         barrier=lambda: None,
     )
 

@@ -221,7 +221,17 @@ def test_one_change_away() -> None:
         ("parallel.pp=1", "parallel.tp=4"),
     }
     odd = load_plan(BASE | {"batch": {"micro": 2, "global": 60}, "parallel": {"dp_replicate": 3, "tp": 3}})
-    assert not any(word.startswith(("parallel.tp=", "parallel.dp_replicate=")) for overrides, _ in neighbours(odd) for word in overrides)
+    kept = [overrides for overrides, _ in neighbours(odd) if not any(word.startswith("parallel.zero=") for word in overrides)]
+    assert not any(word.startswith(("parallel.tp=", "parallel.dp_replicate=")) for overrides in kept for word in overrides)
+
+
+def test_replicas_may_share_their_optimizer() -> None:
+    """Of the same ranks, where no group of them shards anything yet."""
+    plan = load_plan(BASE | {"parallel": {"dp_replicate": 8}})
+    found = [
+        overrides for overrides, _ in neighbours(plan) if "parallel.dp_replicate=1" in overrides and "parallel.dp_shard=8" in overrides
+    ]
+    assert sorted(found) == [("parallel.dp_shard=8", "parallel.dp_replicate=1", f"parallel.zero={stage}") for stage in (1, 3)]
 
 
 def test_enough_loaders_are_not_doubled() -> None:
