@@ -241,16 +241,14 @@ def machines() -> str:
     """The machine that this run is on: this one, or of several hosts like it as many ranks of each as a launcher started there. Raises `BadInput`
     where each rank sees no GPU but its own: nobody then sees what joins them."""
     at = place()
-    if at is None or at.local_world == at.world:
-        machine = "this-machine"
-    else:
-        machine = f"{hosts()}x this-machine:{at.local_world}"
-    if at is not None and own_gpu(at):
+    if at is None:
+        return "this-machine"
+    if own_gpu(at):
         raise BadInput(
             f"{at.launcher} shows each of the {at.local_world} ranks of this host one GPU alone, and so does not show how they are joined: "
             f"start ranks that see all of them (srun --gpus-per-node {at.local_world}), each takes its own"
         )
-    return machine
+    return "this-machine" if at.local_world == at.world else f"{hosts()}x this-machine:{at.local_world}"
 
 
 def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -> dict[str, Any]:

@@ -112,8 +112,7 @@ def run_rank(task: Task, rank: int, folder: Path) -> None:
             _write(folder / f"rank{rank}.result", value)
         failure.with_suffix(_PART).unlink()
     except Exception as error:
-        if not failure.exists():
-            _tell(failure, msgspec.json.encode(failure_of(error)))
+        _tell(failure, error)
         traceback.print_exc()  # after the failure: a full disk takes no log
         os._exit(1)  # no orderly exit: gloo's and the loaders' threads may hang in a broken group
 
@@ -124,7 +123,7 @@ def _told(failure: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _tell(failure, msgspec.json.encode(failure_of(error)))
+        _tell(failure, error)
         raise
 
 
@@ -133,10 +132,13 @@ _ROOM = 1 << 14
 """Bytes that are kept for how a rank fails, from its beginning: what it fails of may be a full disk."""
 
 
-def _tell(path: Path, data: bytes) -> None:
+def _tell(path: Path, error: Exception) -> None:
+    """Writes it, where nothing was told before."""
+    if path.exists():
+        return
     part = path.with_suffix(_PART)
     with part.open("r+b") as file:  # over what is there, which takes no more of the disk
-        file.write(data)
+        file.write(msgspec.json.encode(failure_of(error)))
         file.truncate()
     part.replace(path)
 

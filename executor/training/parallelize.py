@@ -22,7 +22,7 @@ from executor.training.expert_parallel import EXPERTS, HELD, divided_by, gather_
 from executor.training.hooks import reduced_in
 from executor.training.models.build import ends_of
 from executor.training.models.experts import Product
-from executor.training.unfilled import fill, unfilled
+from executor.training.unfilled import filled, unfilled
 from sim.framework.chosen import sharded_alone, zero_of
 from sim.framework.framework import Framework
 from sim.plan import Plan
@@ -78,14 +78,13 @@ def parallelize(
     if experts is not None:
         split_experts(model, experts)
     recompute(model, plan)
+    if mesh is None or plan.update.mode == "local" or (plan.data_ranks == 1 and not sharded_alone(plan)):
+        return filled(model, world.device)
     zero = zero_of(plan, habits) if p.dp_shard > 1 or sharded_alone(plan) else 0
-    apart = mesh is None or plan.update.mode == "local" or (plan.data_ranks == 1 and not sharded_alone(plan))
-    if mesh is not None and zero >= 2 and not apart:
-        model = shard(model, plan, mesh, zero, habits, experts)
-    fill(model, world.device)
-    if mesh is None or zero >= 2 or apart:
-        return model
-    return reduced_in(habits.precision.reduce_dtype, replicate(model, plan, world, mesh, habits.data_parallel.broadcasts_buffers))
+    if zero >= 2:
+        return filled(shard(model, plan, mesh, zero, habits, experts), world.device)
+    copied = replicate(filled(model, world.device), plan, world, mesh, habits.data_parallel.broadcasts_buffers)
+    return reduced_in(habits.precision.reduce_dtype, copied)
 
 
 def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh, statistics: bool) -> DistributedDataParallel:

@@ -49,11 +49,11 @@ def unfilled(model: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 
-def fill(model: nn.Module, device: torch.device) -> None:
-    """Gives a model that is split by now memory on the device, and draws this rank's part: matrices and tables with a standard deviation of 0.02, as
-    GPT-2's are, scales of norms 1, biases 0. Nothing where it has data."""
+def filled(model: nn.Module, device: torch.device) -> nn.Module:
+    """The same model, which is split by now, with memory on the device and this rank's part drawn there: matrices and tables with a standard deviation
+    of 0.02, as GPT-2's are, scales of norms 1, biases 0. Where it has data it stays as it is."""
     if not unfilled(model):
-        return
+        return model
     kept = [(module, name, buffer) for module in model.modules() for name, buffer in module.named_buffers(recurse=False)]
     model.to_empty(device=device)
     for module, name, buffer in kept:
@@ -61,6 +61,7 @@ def fill(model: nn.Module, device: torch.device) -> None:
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             _draw(_local(parameter), name)
+    return model
 
 
 def _local(parameter: nn.Parameter) -> Tensor:

@@ -83,7 +83,8 @@ def _matrix(work: Products, gpu: Gpu, efficiency: str, sustained: bool) -> tuple
         return grouped_cost(work, gpu, sustained)
     if isinstance(work, Conv):
         return conv_cost(work, gpu, sustained)
-    ratio = power_ratio(gpu, work.dtype) if sustained else max(1.0, power_ratio(gpu, work.dtype))
+    ratio = power_ratio(gpu, work.dtype)
+    ratio = ratio if sustained else max(1.0, ratio)
     if isinstance(work, Scores) or work.chosen:
         return sparse_cost(work, gpu, min(1.0, ratio))
     return attention_cost(work, gpu, efficiency, raised(gpu, ratio))

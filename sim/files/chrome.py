@@ -21,13 +21,11 @@ from typing import Any
 
 import msgspec
 
-from sim.files.nccl import Group, Wires, collective_args, group_of, kernel_name
+from sim.files.nccl import Group, Wires, collective_args, group_of, kernel_name, word_in
 from sim.files.runs import write_atomic
 from sim.program import EVENTS, HOST, MEETING, ORDERS, PINNER
 from sim.trace import Span, Trace
 
-_WORDS = {what: what.replace("_", "") for what in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")}
-"""What names of recorded kernels hold."""
 _OWN = re.compile(r"r\d+/s\d+/")
 """Ids of ops of a program, not of kernels that others recorded."""
 _THREADS = ("loader", PINNER, "autograd")
@@ -203,16 +201,25 @@ def _device_events(
     name, category = span.id.split("/", 2)[-1], "kernel"
     if span.kind in MEETING:
         name = kernel_name(span, wires) if backend == "nccl" else f"{backend}:{span.name or span.kind}"
-        group = groups.get(span.group)
-        if group is None:
-            group = groups[span.group] = group_of(span, wires)
-        args |= collective_args(span, group, wires)
+        args |= collective_args(span, _met(span, groups, wires), wires)
     elif span.kind == "copy":
         category = "gpu_memcpy"
         if span.bytes and span.seconds > 0:
             args["memory bandwidth (GB/s)"] = round(span.bytes / span.seconds / 1e9, 6)
         name = "Memcpy DtoH (Device -> Pinned)" if "d2h" in span.lane else "Memcpy HtoD (Pinned -> Device)"
-    call, work = _launch(span, rank, {"correlation": number}), _event(category, name, rank, stream, span.start, span.end, args)
+    return _launched(span, rank, number, _event(category, name, rank, stream, span.start, span.end, args))
+
+
+def _met(span: Span, groups: dict[str, Group], wires: Wires) -> Group:
+    """The group of a span, which is found once for all of a rank's."""
+    if span.group not in groups:
+        groups[span.group] = group_of(span, wires)
+    return groups[span.group]
+
+
+def _launched(span: Span, rank: int, number: int, work: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a device does, behind its launch; an arrow between them where it is known when that was."""
+    call = _launch(span, rank, {"correlation": number})
     return [call, work, *(_arrow(number, call, work) if span.issued >= 0 else [])]
 
 
@@ -229,16 +236,12 @@ def _recorded_events(
     args = _args(span) | {"stream": stream, "device": rank, "correlation": number, "step": span.step}
     name = span.name or span.id
     if span.kind in MEETING:
-        what = next((what for what, word in _WORDS.items() if word in name.lower().replace("_", "")), "")
-        group = groups.setdefault(span.group, group_of(span, wires))
-        told = collective_args(msgspec.structs.replace(span, name=what), group, wires)
+        what = word_in(name)
+        told = collective_args(msgspec.structs.replace(span, name=what), _met(span, groups, wires), wires)
         args |= {key: value for key, value in told.items() if what or key != "Collective name"}
     category = "gpu_memcpy" if name.startswith(("Memcpy", "Copy")) else "gpu_memset" if name.startswith("Memset") else "kernel"
     work = _event(category, name, rank, stream, span.start, span.end, args)
-    if span.issued < 0:
-        return [work]
-    call = _launch(span, rank, {"correlation": number})
-    return [call, work, *_arrow(number, call, work)]
+    return _launched(span, rank, number, work) if span.issued >= 0 else [work]
 
 
 def _launch(span: Span, rank: int, args: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from sim.trace import Span
 _TORCH = {"all_reduce": "allreduce", "all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base"}
 _UNEVEN = "all_to_allv"
 _OURS = {theirs: ours for ours, theirs in _TORCH.items()} | {_UNEVEN: "all_to_all"}
+_WORDS = {what: what.replace("_", "") for what in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")}
+"""What names of recorded kernels hold."""
 _SENT = (*MESSAGE, "all_to_all")
 _KERNELS = {"all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "broadcast": "Broadcast"}
 _KERNELS |= {"reduce": "Reduce", "barrier": "AllReduce"}
@@ -64,6 +66,11 @@ def wires_of(plan: Plan) -> Wires:
 def word_of(called: str) -> str:
     """The word that programs have for a collective of torch's (`_allgather_base`: all_gather); others as they are."""
     return _OURS.get(called, called)
+
+
+def word_in(kernel: str) -> str:
+    """The word for the collective that a recorded kernel is named after; "" where it is named after none."""
+    return next((what for what, word in _WORDS.items() if word in kernel.lower().replace("_", "")), "")
 
 
 def group_of(span: Span, wires: Wires) -> Group:

@@ -42,12 +42,18 @@ class Breakdown(msgspec.Struct, frozen=True):
         return float(sum(msgspec.structs.asdict(self).values()))
 
 
-def step_ends(trace: Trace) -> list[float]:
-    """When each step has ended on every rank: its last op on a training thread or a device lane."""
+def _last_ends(trace: Trace) -> dict[int, float]:
+    """By step, when its last op on a training thread or a device lane ends."""
     ends: dict[int, float] = {}
     for span in trace.spans:
         if span.thread == "host" and span.kind not in EVENTS and span.end > ends.get(span.step, -math.inf):
             ends[span.step] = span.end
+    return ends
+
+
+def step_ends(trace: Trace) -> list[float]:
+    """When each step has ended on every rank, and those before it."""
+    ends = _last_ends(trace)
     last, found = 0.0, []
     for step in sorted(ends):
         last = max(last, ends[step])
@@ -57,7 +63,7 @@ def step_ends(trace: Trace) -> list[float]:
 
 def step_numbers(trace: Trace) -> list[int]:
     """What its steps are called, in order: those of `step_times`."""
-    return sorted({span.step for span in trace.spans if span.thread == "host" and span.kind not in EVENTS})
+    return sorted(_last_ends(trace))
 
 
 def loaded_until(trace: Trace) -> float:

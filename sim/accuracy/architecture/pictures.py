@@ -36,8 +36,11 @@ def picture_model(row: Row, assumed: list[str]) -> dict[str, Any] | None:
     if re.search(_HEADED, name):
         return None
     spec = _vit(row, assumed) or _resnet(name) or _vgg(name)
-    if spec is None:
-        return None
+    return _tree(spec, row) if spec is not None else None
+
+
+def _tree(spec: ModelSpec, row: Row) -> dict[str, Any]:
+    """The model table, under the row's name."""
     tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(spec, name=row.model_name))
     return tree
 
@@ -125,10 +128,7 @@ def of_pictures(row: Row, family: str, assumed: list[str]) -> dict[str, Any] | N
     if why or sizes is None:
         raise Refused(f"{row.model_name or 'model'}: {why}, and no model of pictures of that name ships")
     assumed.append(f"{row.model_name or 'a model of pictures'} taken as a vision transformer: {sizes[0]} layers of {sizes[1]}")
-    tree: dict[str, Any] = msgspec.to_builtins(
-        msgspec.structs.replace(_of_sizes(sizes, f"{kind} {row.arch_note.lower()}"), name=row.model_name)
-    )
-    return tree
+    return _tree(_of_sizes(sizes, f"{kind} {row.arch_note.lower()}"), row)
 
 
 _HEADED = r"r ?cnn|retinanet|\bssd|\bfpn|\bfcn|deeplab|yolo|detr\b|upernet|u ?net"

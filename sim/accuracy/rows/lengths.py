@@ -66,9 +66,14 @@ def of_length(row: Row, family: str, assumed: list[str]) -> Row:
     """A decoder's row with its sequences' length, which counts of tokens are told in, where it leaves it out."""
     if family != "decoder" or row.seq_len is not None or row.batch_unit == "images":
         return row
+    return msgspec.structs.replace(row, seq_len=_assumed(row, assumed))
+
+
+def _assumed(row: Row, assumed: list[str]) -> int:
+    """`_length`, with a note."""
     size = _length(row)
     assumed.append(f"seq_len not stated: {size}")
-    return msgspec.structs.replace(row, seq_len=size)
+    return size
 
 
 def seq_len_of(row: Row, framework: str, assumed: list[str]) -> int | None:
@@ -76,9 +81,7 @@ def seq_len_of(row: Row, framework: str, assumed: list[str]) -> int | None:
     if row.batch_unit == "images":
         return None
     if row.seq_len is None:
-        size = _length(row)
-        assumed.append(f"seq_len not stated: {size}")
-        return size
+        return _assumed(row, assumed)
     if row.seq_len > _TEXTS and "whisper" in f"{row.model_type} {row.model_name}".lower():
         assumed.append(f"{row.seq_len} are frames of sound: {_TEXTS} tokens of text")
         return _TEXTS
