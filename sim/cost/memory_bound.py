@@ -14,7 +14,7 @@ from functools import cache
 
 import msgspec
 
-from sim.cost.device import GROUPED, by_arch, table
+from sim.cost.device import GROUPED, TWO_DIES, by_arch, table
 from sim.cost.price import Source
 from sim.cost.variant import HALVES, NARROW, variant
 from sim.optimizers import OPTIMIZERS
@@ -60,7 +60,8 @@ TRANSPOSE = "transpose"
 NORM = "layernorm_apart"
 """One kernel of a layer norm that has several for the same arrays (`Elementwise.norm_kernels`)."""
 BOTH_WAYS = "cast_transpose"
-"""8-bit operands cast beside their transpose."""
+"""8-bit operands cast beside their transpose. Data-centre Blackwell's products take them as they lie, and none is made (TransformerEngine,
+non_tn_fp8_gemm_supported)."""
 ATOMIC = "index_add"
 """Rows added by index, each value by an atomic operation of its own."""
 FAMILY = {
@@ -161,7 +162,7 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
         share = own.share
     bound, sure = _bound(work, gpu)
     rate = gpu.bandwidth * (min(bound.share, fit.stream) or share)
-    moved = float(work.read + work.written)
+    moved = float(work.read) + work.written / (2 if work.what == BOTH_WAYS and gpu.arch in TWO_DIES else 1)
     warm = 1.0 / (1.0 + (moved / (cache_.share * gpu.l2)) ** 4)
     near = 1.0 - warm + warm / cache_.speed
     seconds = max(fit.floor, bound.floor) + max(moved / rate * near, _held(bound, work, gpu, near))
