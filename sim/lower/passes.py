@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 
 from sim.lower.accumulate import Way, accumulate
 from sim.lower.job import Job
+from sim.lower.ops import compute
 from sim.lower.short import Shortener
-from sim.lower.template import BlockOps, Ops, PartOps, Template
+from sim.lower.template import BlockOps, Ops, PartOps, Template, name_of
 from sim.program import LATER
 
 Pieces = list[tuple[PartOps, Ops]]
@@ -38,6 +39,8 @@ class Variant(NamedTuple):
     input_only: bool = False
     gathers: bool = False
     """A forward that gathers parameters which later ones reuse."""
+    narrows: bool = False
+    """A forward that makes 8-bit weights which later ones reuse."""
     how: Way = ""
     """How its gradients join those of micro-batches before."""
     sync: Literal["", "sync", "sync0"] = ""
@@ -50,7 +53,7 @@ class Variant(NamedTuple):
     @property
     def name(self) -> str:
         """Of its segment: all of it spelled out."""
-        flags = ("input" * self.input_only, "gather" * self.gathers, self.how, self.sync)
+        flags = ("input" * self.input_only, "gather" * self.gathers, "narrow" * self.narrows, self.how, self.sync)
         return ".".join([self.base, *filter(None, flags)]) + LATER * self.later + ".beside" * self.beside
 
 
@@ -72,13 +75,13 @@ def alone(chunk: Chunk, variant: Variant) -> Ops:
 
 def beside(chunk: Chunk, variant: Variant) -> Ops:
     """A pass beside which other stages' parameters travel."""
-    pieces = forward(chunk) if variant.base == "fwd" else [ops for _, ops in backward(chunk, variant)]
+    pieces = forward(chunk, variant) if variant.base == "fwd" else [ops for _, ops in backward(chunk, variant)]
     return tuple(op for ops in pieces for op in ops)
 
 
-def forward(chunk: Chunk) -> list[Ops]:
+def forward(chunk: Chunk, variant: Variant = FORWARD) -> list[Ops]:
     """Each block's forward, beside which parameters travel."""
-    return [_line(chunk, kind, block, FORWARD, True) for kind, block in zip(chunk.kind, chunk.blocks, strict=True)]
+    return [_line(chunk, kind, block, variant, True) for kind, block in zip(chunk.kind, chunk.blocks, strict=True)]
 
 
 def backward(chunk: Chunk, variant: Variant, cuts: Collection[tuple[str, str]] = ()) -> Pieces:
@@ -107,13 +110,26 @@ def _line(chunk: Chunk, kind: Template, block: BlockOps, variant: Variant, besid
     short = chunk.short
     if short is None or short.open(block.name):
         return tuple(op for ops in make() for op in ops)
-    return short.line((kind, variant._replace(sync="", later=False, beside=False)), make, beside)
+    return short.line((kind, variant._replace(gathers=False, sync="", later=False, beside=False)), make, beside)
 
 
 def _runs(chunk: Chunk, block: BlockOps, variant: Variant) -> list[Ops]:
     if variant.base == "fwd":
-        return [part.forward for part in block.parts]
+        return [ops for part in block.parts for ops in (_narrowed(chunk, part) if variant.narrows else (), part.forward)]
     return [ops for _, runs in _parts(chunk, block, variant) for ops in runs]
+
+
+def _narrowed(chunk: Chunk, part: PartOps) -> Ops:
+    """What makes a part's weights 8- or 4-bit: frozen ones again where they are casts that are kept, not where they are parameters."""
+    job = chunk.job
+    if not part.part.narrowing or (part.part.frozen and job.plan.precision not in job.framework.linears.kept_casts):
+        return ()
+    make = partial(_made_narrow, chunk.job, part)
+    return chunk.short.once(part.part, "narrow", make) if chunk.short else make()
+
+
+def _made_narrow(job: Job, part: PartOps) -> Ops:
+    return (compute(job, f"fwd/{name_of(part.block, part.part)}.narrow", part.part.narrowing, part.part.cls),)
 
 
 def _cut(chunk: Chunk, block: BlockOps, variant: Variant, ends: Collection[str]) -> Pieces:

@@ -197,7 +197,7 @@ def syncs(job: Job, last: bool) -> bool:
 def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> Variant:
     """What an action of `sim.schedule` runs."""
     if kind == "F":
-        return Variant("fwd", gathers=first and _gathers(job, step))
+        return Variant("fwd", gathers=first and _gathers(job, step), narrows=first and job.narrows_once)
     if kind == "I":
         return Variant("bwd", input_only=True)
     leave = syncs(job, last) and not job.reduces_apart
@@ -236,7 +236,7 @@ def _build(job: Job, stage: StageSegments, variant: Variant) -> Iterable[Op]:
     if not inline and not variant.gathers and not variant.sync:
         return passes.alone(stage.chunk, variant)
     if variant.base == "fwd":
-        return _gathering(job, stage)
+        return _gathering(job, stage, variant)
     if job.zero == 3:
         pieces = passes.backward(stage.chunk, variant)
         return fsdp.backward(job, stage.chunk.blocks, stage.units, pieces, stage.tag, variant.sync == "sync", variant.later)
@@ -245,9 +245,9 @@ def _build(job: Job, stage: StageSegments, variant: Variant) -> Iterable[Op]:
     return replicate.reduce_gradients(job, pieces, buckets, sharded.messages if job.zero else replicate.all_reduce)
 
 
-def _gathering(job: Job, stage: StageSegments) -> list[Op]:
+def _gathering(job: Job, stage: StageSegments, variant: Variant) -> list[Op]:
     """The forward that gathers parameters."""
-    lines = passes.forward(stage.chunk)
+    lines = passes.forward(stage.chunk, variant)
     if job.zero == 3:
         return fsdp.forward(job, stage.chunk.blocks, stage.units, lines, stage.tag)
     later = [bucket for other in stage.further for bucket in other.buckets(1)]

@@ -13,14 +13,14 @@ from sim.lower.data_parallel.buckets import asked_bucket
 from sim.lower.optimizer import muon, outer
 from sim.lower.optimizer.owned import copy_width, flat_bytes, moment_width, shard_width, states
 from sim.memory.overhead import constants
-from sim.model.parts import Block, Network, Part
+from sim.model.parts import Block, Network
 from sim.model.stages import Blocks, reader
 from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 from sim.rules import mesh_of
 from sim.schedule.reading import name_of
 from sim.schedule.shards import ACTIVE_STAGES, by_actions
-from sim.work import BYTES, Gemm, GroupedGemm
+from sim.work import BYTES
 
 
 def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tuple[Blocks, ...]) -> dict[str, int]:
@@ -122,7 +122,7 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     if framework.linears.accumulates and train:
         found += 2.0 * sum(_weights(blocks))
     if plan.precision in framework.linears.kept_casts:
-        found += 2.0 * BYTES[plan.precision] * sum(part.params for block in blocks for part in block.parts if _narrow(part))
+        found += 2.0 * BYTES[plan.precision] * sum(part.narrow for block in blocks for part in block.parts)
     return found + _packed(plan, framework, zero) * train
 
 
@@ -186,11 +186,6 @@ def _whole_gradients(plan: Plan, framework: Framework, blocks: list[Block], root
         return (max((trained for _, trained, _ in sizes), default=0) + sum(trained * times for _, trained, times in sizes)) * sums
     late = sum(trained * root.get(kind, 0.0) for kind, trained, _ in sizes)
     return late + max((trained for kind, trained, _ in sizes if kind not in root), default=0) * sums
-
-
-def _narrow(part: Part) -> bool:
-    """Do its weights go into products of 8 or 4 bits?"""
-    return bool(part.tensors) and any(isinstance(work, (Gemm, GroupedGemm)) and BYTES[work.dtype] < 2.0 for work in part.forward)
 
 
 def _weights(blocks: list[Block]) -> set[int]:

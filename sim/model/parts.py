@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from sim.work import Work
+from sim.work import BYTES, Gemm, GroupedGemm, Work
 
 Seam = Literal[
     "",
@@ -62,6 +62,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Gradient of the input, and all that is not `wgrad`."""
     wgrad: tuple[Work, ...] = ()
     """Gradients of the weights: apart, since zero-bubble schedules move them."""
+    narrowing: tuple[Work, ...] = ()
+    """What makes its 16-bit weights 8- or 4-bit, where products take them so: neither of `forward` nor of `backward`, as it may run once a step."""
     cls: str = "other"
     """gemm attention norm activation elementwise embedding loss conv moe rnn regions."""
     tensors: tuple[int, ...] = ()
@@ -133,6 +135,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def params(self) -> int:
         return sum(self.tensors)
+
+    @cached_property
+    def narrow(self) -> int:
+        """Elements of its parameters, where products take them in 8 bits or 4; else 0."""
+        return self.params if any(isinstance(work, (Gemm, GroupedGemm)) and BYTES[work.dtype] < 2 for work in self.forward) else 0
 
     @cached_property
     def factored(self) -> tuple[int, int]:

@@ -52,6 +52,8 @@ class Bucket(NamedTuple):
     blocks: frozenset[str]
     number: int = 0
     """Place among those of its axis."""
+    narrow: int = 0
+    """Of its elements, those of linears that run in 8 bits or 4."""
 
     @property
     def elements(self) -> int:
@@ -125,10 +127,10 @@ def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str, firs
     found: list[Bucket] = []
     tensors: list[int] = []
     blocks: set[str] = set()
-    size, last = 0.0, ("", "")
+    size, narrow, last = 0.0, 0, ("", "")
 
     def close() -> None:
-        found.append(Bucket(f"{prefix}{len(found)}", axis, tuple(tensors), last, frozenset(blocks), len(found)))
+        found.append(Bucket(f"{prefix}{len(found)}", axis, tuple(tensors), last, frozenset(blocks), len(found), narrow))
 
     for part in parts:
         last = (part.block, part.part.name)
@@ -136,9 +138,10 @@ def _cut(job: Job, parts: list[PartOps], axis: str, step: int, prefix: str, firs
         for elements in ready_order(part.part, job.framework.precision.autocast):
             tensors.append(elements)
             size += elements * width
+            narrow += elements if part.part.narrow else 0
             if size >= limit:
                 close()
-                tensors, blocks, size, limit = [], {part.block}, 0.0, later
+                tensors, blocks, size, narrow, limit = [], {part.block}, 0.0, 0, later
     if tensors:
         close()
     return found

@@ -50,9 +50,10 @@ def gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:
 
 
 def gathered(job: Job, unit: Unit, suffix: str, elements: int) -> int:
-    """Bytes of so many gathered parameters: a byte for each of an 8-bit linear whose shards are cast before they travel."""
-    narrow = unit.narrow if job.framework.data_parallel.quantises_gathered == "shards" and not suffix else 0
-    return round((elements - narrow) * job.param_bytes + narrow)
+    """Bytes of so many gathered parameters: torchao casts the shards of dense linears alone."""
+    if job.framework.data_parallel.quantises_gathered == "shards":
+        return job.gathered_bytes(elements, 0 if suffix else unit.narrow[0])
+    return job.gathered_bytes(elements, unit.narrow[bool(suffix)])
 
 
 def copy_in(job: Job, name: str, elements: int, size: int, axis: str, lane: str) -> Op:
@@ -96,7 +97,7 @@ def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
         casts = (MemoryBound("cast", round(own * 4 / job.param_bytes), own, dtype),) if own and job.framework.precision.master else ()
         copy = MemoryBound("copy", size, size, dtype)
         ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (*casts, copy), COPY, alloc=size, free=travelled))
-    if unit.narrow and (narrowed := _quantised(job, phase, unit.narrow)):
+    if any(unit.narrow) and (narrowed := _quantised(job, phase, sum(unit.narrow))):
         ops.append(compute(job, f"{phase}/{unit.name}.quantise", narrowed, COPY))
     alone = tuple(message for message in unit.messages if message not in sent) if job.plan.parameters_offloaded else ()
     kept = _kept_bytes(job, unit) if job.keeps_among and phase == "bwd" else 0

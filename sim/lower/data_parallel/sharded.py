@@ -46,9 +46,8 @@ def replicas(job: Job, name: str, shard: float, after: str) -> list[Op]:
 
 def gather(job: Job, bucket: Bucket) -> Op:
     """all_gather of one bucket's updated parameters."""
-    return collective(
-        job, f"param/{bucket.name}.all_gather", lane_of(bucket.axis), "all_gather", bucket.elements * job.param_bytes, bucket.axis, CLS
-    )
+    size = job.gathered_bytes(bucket.elements, bucket.narrow)
+    return collective(job, f"param/{bucket.name}.all_gather", lane_of(bucket.axis), "all_gather", size, bucket.axis, CLS)
 
 
 def broadcasts(job: Job, buckets: list[Bucket], axis: str) -> list[Op]:

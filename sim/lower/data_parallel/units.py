@@ -11,7 +11,6 @@ from typing import NamedTuple
 from sim.lower.job import Job
 from sim.lower.template import BlockOps
 from sim.model.parts import Block
-from sim.work import BYTES, Gemm, GroupedGemm
 
 ROOT = "root"
 
@@ -35,8 +34,8 @@ class Unit(NamedTuple):
     """Not freed after forward: the root; a head by itself or the last layer, whose backward is next (reshard_after_forward = False)."""
     tensors: int
     """Parameters, each with its own hooks and views."""
-    narrow: int = 0
-    """Elements of linears that run in 8 bits (4)."""
+    narrow: tuple[int, int] = (0, 0)
+    """Of the dense elements, and of the experts' that are split, those of linears that run in 8 bits or 4."""
 
 
 def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
@@ -55,22 +54,30 @@ def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
         found[name] = [a + b for a, b in zip(found[name], more, strict=True)] if name in found else more
     shared, order = job.size("dp_replicate") > 1, 1 if job.size("pp") > 1 else -1
     units = {
-        name: Unit(name, _sizes(job, its[:2]), _sizes(job, its[2:4], shared)[::order], name == f"{tag}{ROOT}", name in kept, its[4], its[5])
+        name: Unit(
+            name,
+            _sizes(job, its[:2]),
+            _sizes(job, its[2:4], shared)[::order],
+            name == f"{tag}{ROOT}",
+            name in kept,
+            its[4],
+            (its[5], its[6]),
+        )
         for name, its in found.items()
     }
     return {block: units[name] for block, name in where.items()}
 
 
 def _counted(block: Block, split: bool) -> list[int]:
-    """Elements of its dense parameters and of its experts' (that are `split`), the same of what is trained, tensors, and elements of narrow
-    linears."""
-    found = [0, 0, 0, 0, 0, 0]
+    """Elements of its dense parameters and of its experts' (that are `split`), the same of what is trained, tensors, and of both the elements
+    of narrow linears."""
+    found = [0, 0, 0, 0, 0, 0, 0]
     for part in block.parts:
         at = int(split and part.expert)
         found[at] += part.params
         found[2 + at] += 0 if part.frozen else part.params
         found[4] += len(part.tensors)
-        found[5] += part.params if any(isinstance(work, (Gemm, GroupedGemm)) and BYTES[work.dtype] < 2 for work in part.forward) else 0
+        found[5 + at] += part.narrow
     return found
 
 

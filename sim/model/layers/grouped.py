@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.model.layers.elementwise import elementwise
-from sim.model.layers.linear import operand, quantised, weight_casts
+from sim.model.layers.linear import narrowing, operand, quantised, weight_casts
 from sim.model.parts import Part, Seam
 from sim.model.share import Share
 from sim.routing import different
@@ -21,8 +21,10 @@ def grouped(
     spread, gather = _sorted(share, routed, local, k if opens else n, top_k)
     quantise: list[Work] = []
     quantise_grad: list[Work] = []
+    narrowed: list[Work] = []
     if share.fp8:
         quantise, quantise_grad = quantised(share, routed * k, tensors=local), quantised(share, routed * n, tensors=local)
+        narrowed = _each(narrowing(share, local * k * n, local * weights), local)
     products, products_grad, wgrad = _products(share, local, routed, k, n // weights, weights)
     if not share.framework.experts.grouped:
         quantise, quantise_grad = _each(quantise, local), _each(quantise_grad, local)
@@ -38,6 +40,7 @@ def grouped(
         forward=forward,
         backward=backward,
         wgrad=(*wgrad, *sums, *up),
+        narrowing=tuple(narrowed),
         cls="moe",
         tensors=tensors,
         matrices=() if share.framework.experts.stacked else ((n, k),) * local,

@@ -50,6 +50,15 @@ def _transformed(share: Share, elements: int) -> list[Work]:
     return [MemoryBound("reduce", 2 * elements, 0, share.act), line, line]
 
 
+def narrowing(share: Share, elements: int, tensors: int) -> list[Work]:
+    """What makes 8- or 4-bit weights of so many 16-bit elements. NVFP4's scales are of blocks of 16 x 16, the same both ways, and nothing is
+    transformed (TransformerEngine's recipe NVFP4BlockScaling: fp4_quant_fwd_weight)."""
+    if BYTES[share.gemm] >= 1:
+        return quantised(share, elements, tensors=tensors)
+    both = MemoryBound("quantise", 2 * elements, round(2 * (BYTES[share.gemm] + 1 / 16) * elements), share.act)
+    return [MemoryBound("reduce", 2 * elements, 0, share.act), both]
+
+
 def scaled_before(share: Share) -> bool:
     """Are 8-bit scales numbers that are known before the tensor is?"""
     return share.gemm in PLAIN and share.framework.linears.fp8_scaling in FROM_BEFORE
@@ -95,6 +104,12 @@ def _weight_gradients(share: Share, m: int, k: int, widths: tuple[int, ...], dty
 def _partial_bias(share: Share, widths: tuple[int, ...], seam: Seam) -> tuple[int, ...]:
     """Elements of biases after a reduction, whose gradient is of a rank's own tokens. DTensor gathers these before they reach the linear."""
     return widths if seam == "tp.reduce" and share.framework.tensor_parallel.style != "dtensor" else ()
+
+
+def _joined(share: Share, elements: int, linears: int, cast: bool) -> list[Work]:
+    """What sums the gradients of an input that several linears read, and gives it in fp32 where it was `cast`."""
+    added = elementwise("add", share, elements, 2 * share.e, share.e)
+    return [*[added] * (linears - 1), *[MemoryBound("cast", 2 * elements, 4 * elements, share.act)] * cast]
 
 
 def operand(share: Share, elements: int, low: bool) -> int:
@@ -147,14 +162,14 @@ def linear(
     inner, outer = _padded(share, dtype, k), [_padded(share, dtype, width) for width in widths]
     forward += [*(Gemm(m, width, inner, dtype) for width in outer), *_biases(share, m, widths, bias and not fused_bias)]
     backward: list[Work] = [*given, *(Gemm(m, inner, width, dtype, 1, "dgrad") for width in outer)]
-    backward += [elementwise("add", share, m * k, 2 * share.e, share.e)] * (len(widths) - 1)
-    backward += [MemoryBound("cast", 2 * m * k, 4 * m * k, act)] * cast
+    backward += _joined(share, m * k, len(widths), cast)
     slices = 0 if share.framework.tensor_parallel.style == "dtensor" else saved_rows  # DTensor keeps the gathered input
     return Part(
         name=name,
         forward=tuple(forward),
         backward=tuple(backward),
         wgrad=() if frozen else (*_weight_gradients(share, m, k, widths, dtype, bias), *up),
+        narrowing=tuple(narrowing(share, k * sum(widths), len(widths))) if low else (),
         cls="gemm",
         tensors=tensors,
         matrices=tuple((width, k) for width in widths),
