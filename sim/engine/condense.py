@@ -12,6 +12,7 @@ still computes: FSDP's first gather in each pass is exposed, 0.1 to 0.7 % of the
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from sim.cost.price import Cost, Source
 from sim.engine.fuse import APART, Priced
@@ -20,6 +21,17 @@ from sim.program import COMPUTE, HOST, MEETING, MESSAGE, Op, Program
 _SLACK = 1 + 1e-12
 _LEAST = 4
 """Ops that a stretch must have to be worth it."""
+
+
+class Alone(NamedTuple):
+    """A stretch run by itself from an idle start, in seconds."""
+
+    compute: float
+    """When the compute lane has ended."""
+    end: float
+    """When all lanes have."""
+    lost: float = 0.0
+    """What the compute lane's kernels took longer than they would without collectives beside them."""
 
 
 def outside_events(program: Program, rank: int) -> frozenset[str]:
@@ -98,10 +110,10 @@ def _inside(op: Op, own: Callable[[Op], bool], bound: set[str]) -> str:
 
 
 def condense(
-    part: list[Priced], alone: Callable[[list[Priced], bool], tuple[float, float]], meeting: Callable[[Op], float], slow: float = 1.0
+    part: list[Priced], alone: Callable[[list[Priced], bool], Alone], meeting: Callable[[Op], float], slow: float = 1.0
 ) -> list[Priced]:
     """One op for a stretch; `alone(ops, beside)` runs ops by themselves from an idle start, or with a collective beside all of them that
-    slows kernels by `slow`, and says when compute and when all have ended; `meeting(op)` are a collective's seconds.
+    slows kernels by `slow`; `meeting(op)` are a collective's seconds.
 
     A stretch whose communication outlasts its compute stays as it is: the next op may run beside it. One that ends with a copy for which
     the thread waits is an op that it waits for. Exposed are collectives between its kernels, and what kernels wait for those beside them.
@@ -112,14 +124,14 @@ def condense(
     host = sum(cost.seconds if op.kind == "host" else cost.host for op, cost in part)
     free = [(op, _unlaunched(op, cost)) for op, cost in part]
     stops = part[-1][0].blocking
-    seconds, end = alone(free[:-1] if stops else free, False)
+    seconds, end, lost = alone(free[:-1] if stops else free, False)
     if end > seconds * _SLACK:
         return part
-    copied = alone(free, False)[1] - seconds if stops else 0.0
-    beside = alone(free, True)[0] + copied if slow != 1.0 else 0.0
-    exposed = _exposed(part, seconds, meeting, slow)
+    copied = alone(free, False).end - seconds if stops else 0.0
+    beside = alone(free, True).compute + copied if slow != 1.0 else 0.0
+    exposed = _exposed(part, seconds - lost, meeting)
     seconds += copied
-    ready = alone(part, False)[1] if host > 0 else seconds
+    ready = alone(part, False).end if host > 0 else seconds
     source: Source = "assumed" if any(cost.source == "assumed" for op, cost in part if op.kind == "compute") else "fitted"
     whole = Op(
         f"{device[0].id}..{device[-1].id}",
@@ -133,20 +145,15 @@ def condense(
     return [(whole, Cost(seconds, source, host=host, ready=max(ready, seconds), slowed=beside, exposed=exposed))]
 
 
-def _exposed(part: list[Priced], seconds: float, meeting: Callable[[Op], float], slow: float) -> float:
-    """Of a stretch's `seconds` with its launches far ahead, those in which it only communicates.
-
-    What it takes longer than its kernels, these are slowed beside collectives (of c seconds), or wait for them (w): kernels run beside c - w
-    seconds of them, 1 - 1 / slow of which is lost, and the rest is w. Collectives that share links share their seconds, too.
-    """
+def _exposed(part: list[Priced], seconds: float, meeting: Callable[[Op], float]) -> float:
+    """Of a stretch's `seconds` with its launches far ahead, but what its kernels lose to collectives beside them, those in which it only
+    communicates: collectives between its kernels, and the time that these wait for others."""
     between = sum(meeting(op) if op.kind == "collective" else cost.exposed for op, cost in part if op.lane == COMPUTE)
-    beside = sum(meeting(op) for op, _ in part if op.kind == "collective" and op.lane != COMPUTE)
     kernels = sum(cost.seconds - cost.exposed for op, cost in part if op.kind == "compute" and op.lane == COMPUTE)
     last = max((at for at, (op, _) in enumerate(part) if op.kind == "collective"), default=len(part))
     # What is done to the last message's result.
     kernels += sum(cost.seconds for op, cost in part[last:] if op.kind == "compute" and op.lane != COMPUTE)
-    longer = max(0.0, seconds - between - kernels)
-    return min(between + max(0.0, min(slow * longer - (slow - 1.0) * beside, longer)), seconds)
+    return min(max(between, seconds - kernels), seconds)
 
 
 def _unlaunched(op: Op, cost: Cost) -> Cost:

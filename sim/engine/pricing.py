@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sim.cost.price import Cost, Pricer
-from sim.engine.condense import condense, outside_events, shape_of, stretches
+from sim.engine.condense import Alone, condense, outside_events, shape_of, stretches
 from sim.engine.crowds import Beside
 from sim.engine.fold import Passage
 from sim.engine.fuse import Priced, fuse, span
@@ -21,7 +21,7 @@ from sim.program import COMPUTE, HOST, LATER, MEETING, Op, Program
 
 _OFTEN = 4
 """Calls from which on it is worth while to run the inside of a segment by itself, twice, before."""
-Alone = Callable[["Pricing", list[Priced], int, bool], tuple[float, float]]
+RunAlone = Callable[["Pricing", list[Priced], int, bool], Alone]
 
 
 class Pricing:
@@ -33,7 +33,7 @@ class Pricing:
         pricer: Pricer,
         groups: Groups,
         folded: bool,
-        alone: Alone,
+        alone: RunAlone,
         beside: Beside = None,
         between: Sequence[Passage] = (),
     ) -> None:
@@ -202,8 +202,8 @@ class Pricing:
             found += known
         return found
 
-    def alone(self, ops: list[Priced], rank: int, beside: bool) -> tuple[float, float]:
-        """When compute and when all of `ops` have ended, run by themselves on an idle rank, or `beside` a collective that never ends."""
+    def alone(self, ops: list[Priced], rank: int, beside: bool) -> Alone:
+        """`ops` run by themselves on an idle rank, or `beside` a collective that never ends."""
         # Nothing else runs: collectives on the compute lane are work like any other unless another lane communicates beside them.
         quiet = all(op.lane in (COMPUTE, HOST) for op, _ in ops if op.kind == "collective")
         local = frozenset(id(op) for op, _ in ops if op.kind == "collective") if quiet else frozenset()
@@ -211,7 +211,7 @@ class Pricing:
         slow = self.pricer.slowdown(rank)[0]
         if all(_fits(op, cost, local) for op, cost in ops) and not (beside and any(cost.host for _, cost in ops)):
             end = span(ops, slow, beside)
-            return end, end
+            return Alone(end, end)
         inner = Pricing(self.program, self.pricer, self.groups.alone(rank), self.folded, self._run_alone)
         inner._met, inner.local, inner.idle = self._met, local, self.idle
         return self._run_alone(inner, fuse(ops, local, quiet, slow), rank, beside)

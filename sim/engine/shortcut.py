@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from sim.cost.price import Cost, Pricer
-from sim.engine.condense import condense, stretches
+from sim.engine.condense import Alone, condense, stretches
 from sim.engine.fuse import Priced, fuse
 from sim.engine.groups import by_stage
 from sim.engine.inorder.moves import Unordered
@@ -93,7 +93,7 @@ class Shortcut:
             found += condense(part, self._alone, lambda op: self._prices.collective(op, 0).seconds, slow) if len(part) > 1 else part
         return found
 
-    def _alone(self, ops: list[Priced], beside: bool) -> tuple[float, float]:
+    def _alone(self, ops: list[Priced], beside: bool) -> Alone:
         if self.coarse:
             with suppress(Unordered):
                 return alone_in_order(self._prices, ops, 0, beside)

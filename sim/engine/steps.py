@@ -10,6 +10,7 @@ from sim.engine.clocks.code import Assembler
 from sim.engine.clocks.issue import issue
 from sim.engine.clocks.run import Clocks
 from sim.engine.clocks.times import WORK, Code, Line, State, ends_of
+from sim.engine.condense import Alone
 from sim.engine.fold import Symmetry, beside, passages, representatives
 from sim.engine.fuse import Priced
 from sim.engine.groups import groups_of
@@ -94,8 +95,8 @@ def lines_of(prices: Pricing, assembler: Assembler, state: State, thread: str) -
     return [(call.step, call.index, code[call.segment]) for call in calls]
 
 
-def alone(prices: Pricing, ops: list[Priced], rank: int, beside: bool) -> tuple[float, float]:
-    """When compute and when all of `ops` have ended, run by themselves on an idle rank, or `beside` a collective that never ends."""
+def alone(prices: Pricing, ops: list[Priced], rank: int, beside: bool) -> Alone:
+    """`ops` run by themselves on an idle rank, or `beside` a collective that never ends."""
     state = State(rank, prices.pricer.slowdown(rank)[0])
     clocks = Clocks(prices)
     thread = issue(clocks, state, HOST, [(0, 0, Assembler(prices, prices.idle).code(state, HOST, ops))])
@@ -104,4 +105,5 @@ def alone(prices: Pricing, ops: list[Priced], rank: int, beside: bool) -> tuple[
         state.settled = False
     thread.begin()
     clocks.agenda.run()
-    return state.lane(COMPUTE).free, max((lane.free for lane in state.lanes.values() if lane.name != HOST), default=0.0)
+    compute = state.lane(COMPUTE)
+    return Alone(compute.free, max((lane.free for lane in state.lanes.values() if lane.name != HOST), default=0.0), compute.lost)

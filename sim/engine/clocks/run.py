@@ -114,7 +114,7 @@ class Clocks:
         """A kernel whose speed may change while it runs."""
         state = lane.state
         lane.current = entry
-        lane.work, lane.since = entry[0].seconds, start
+        lane.work, lane.since, lane.begun = entry[0].seconds, start, start
         lane.rate = entry[0].slowed if state.comm else 1.0
         self._due_at(lane, entry)
 
@@ -124,7 +124,9 @@ class Clocks:
 
     def _due(self, lane: Lane, entry: Entry, ticket: int) -> None:
         if lane.ticket == ticket:
-            self._release(lane, entry, lane.since + lane.work / lane.rate)
+            end = lane.since + lane.work / lane.rate
+            lane.lost += end - lane.begun - entry[0].seconds
+            self._release(lane, entry, end)
 
     def _comm_changed(self, state: State, delta: int) -> None:
         before = state.comm

@@ -87,10 +87,12 @@ class Lane:
     """Ops queue in order, one runs; `queued` and `ended` count them."""
 
     __slots__ = (
+        "begun",
         "busy",
         "current",
         "ended",
         "free",
+        "lost",
         "name",
         "queue",
         "queued",
@@ -112,6 +114,8 @@ class Lane:
         self.current: Entry | None = None
         """A kernel whose speed may still change."""
         self.rate, self.work, self.since, self.ticket = 1.0, 0.0, 0.0, 0
+        self.begun = self.lost = 0.0
+        """When that one began; seconds that those before it took longer because of collectives beside them."""
 
 
 class State:

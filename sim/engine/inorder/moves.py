@@ -107,7 +107,7 @@ Line = tuple[int, int, list[Code], Sequence[tuple[int, int]]]
 class Rank:
     """One simulated rank. `busy`: spans, apart and in order, in which collectives run beside kernels."""
 
-    __slots__ = ("busy", "kernel", "lanes", "numbered", "rank", "slow", "threads", "users", "wires")
+    __slots__ = ("busy", "kernel", "lanes", "lost", "numbered", "rank", "slow", "threads", "users", "wires")
 
     def __init__(self, rank: int, slow: float, threads: frozenset[str]) -> None:
         self.rank, self.slow, self.threads = rank, slow, threads
@@ -120,6 +120,8 @@ class Rank:
         self.busy: list[tuple[float, float]] = []
         self.kernel = 0.0
         """When the last kernel on the compute lane ends."""
+        self.lost = 0.0
+        """Seconds that its kernels have taken longer because of collectives beside them."""
 
     def lane(self, name: str) -> Lane:
         """The rank's lane of this name, made when first asked for."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator
 
+from sim.engine.condense import Alone
 from sim.engine.fuse import Priced
 from sim.engine.inorder.arrange import Arranger
 from sim.engine.inorder.moves import (
@@ -63,7 +64,7 @@ def in_order(prices: Pricing, ranks: Iterable[int]) -> InOrder:
     return run
 
 
-def alone_in_order(prices: Pricing, ops: list[Priced], number: int, beside: bool) -> tuple[float, float]:
+def alone_in_order(prices: Pricing, ops: list[Priced], number: int, beside: bool) -> Alone:
     """`steps.alone` in program order: what transfers lose to each other is left out. Raises `Unordered` as `InOrder` does."""
     rank = Rank(number, prices.pricer.slowdown(number)[0], frozenset({HOST}))
     if beside:
@@ -72,7 +73,7 @@ def alone_in_order(prices: Pricing, ops: list[Priced], number: int, beside: bool
     InOrder([(rank, HOST, [(0, 0, [arranger.bound(rank, HOST, Sheet(HOST, rank.slow, ops))], [(0, 0)])])])
     if arranger.waiting:
         raise Unordered
-    return rank.lane(COMPUTE).free, max(lane.free for name, lane in rank.lanes.items() if name != HOST)
+    return Alone(rank.lane(COMPUTE).free, max(lane.free for name, lane in rank.lanes.items() if name != HOST), rank.lost)
 
 
 class InOrder:
@@ -122,7 +123,10 @@ class InOrder:
                             if known > ready:
                                 ready = known
                         start = compute.free if compute.free > ready else ready
-                        end = start + seconds if not busy or busy[-1][1] <= start else rank.slowed(start, seconds, share)
+                        end = start + seconds
+                        if busy and busy[-1][1] > start:
+                            end = rank.slowed(start, seconds, share)
+                            rank.lost += end - start - seconds
                         compute.free = rank.kernel = end
                         if end > high:
                             high = end

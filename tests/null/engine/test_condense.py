@@ -10,21 +10,26 @@ from sim.cost.price import Cost
 from sim.engine.run import simulate
 from sim.mesh import Mesh
 from sim.program import Op
-from sim.timeline.metrics import step_times
+from sim.timeline.metrics import breakdown, step_times
 from tests.null.engine.bench import TablePricer, program
 
 seconds = st.floats(0.01, 5.0)
-layer = st.tuples(seconds, seconds, seconds, st.booleans())
+layer = st.tuples(seconds, seconds, seconds, st.booleans(), st.sampled_from([0.0, 1.0, 1.5, 2.5]))
+"""A kernel, a collective, a kernel after or beside it, which; how much slower that one is beside one, 0: as all others."""
 
 
 @pytest.mark.no_cover
 @settings(max_examples=120, deadline=None)
 @given(st.lists(layer, min_size=2, max_size=6), st.floats(0.0, 0.3), st.floats(1.0, 2.0), seconds)
-def test_condensed_equals_whole(layers: list[tuple[float, float, float, bool]], host: float, slow: float, final: float) -> None:
+def test_condensed_equals_whole(layers: list[tuple[float, float, float, bool, float]], host: float, slow: float, final: float) -> None:
     ops: list[Op] = []
     costs: dict[str, Cost | float] = {"grad": final, "last": final}
-    for i, (before, comm, beside, overlapped) in enumerate(layers):
-        costs |= {f"a{i}": Cost(before, host=host), f"tp{i}": Cost(comm, host=host), f"b{i}": Cost(beside, host=host)}
+    for i, (before, comm, beside, overlapped, own) in enumerate(layers):
+        costs |= {
+            f"a{i}": Cost(before, host=host),
+            f"tp{i}": Cost(comm, host=host),
+            f"b{i}": Cost(beside, host=host, slowed=own * beside * (slow > 1.0)),
+        }
         ops.append(Op(f"a{i}", "compute", "compute"))
         if overlapped:
             ops += [Op(f"r{i}", "record", "compute", event=f"go{i}"), Op(f"w{i}", "wait", "comm.tp", event=f"go{i}")]
@@ -41,6 +46,10 @@ def test_condensed_equals_whole(layers: list[tuple[float, float, float, bool]], 
     slack = 1e-9 if host == 0.0 else 0.02
     for one, other in zip(step_times(whole), step_times(condensed), strict=True):
         assert abs(one - other) <= slack * one
+    if host == 0.0:
+        split, short = breakdown(whole), breakdown(condensed)
+        assert short.exposed_comm_s == pytest.approx(split.exposed_comm_s, rel=1e-9, abs=1e-9)
+        assert short.compute_s == pytest.approx(split.compute_s, rel=1e-9)
 
 
 def test_open_communication_is_left_as_it_is() -> None:

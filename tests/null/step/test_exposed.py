@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import sim.steady.detail
@@ -10,6 +12,8 @@ from sim.mesh import Mesh
 from sim.predict import predict
 from sim.program import Op
 from sim.setting.bind import bind
+from sim.setting.pricer import pricer_for
+from sim.setting.program import program_for
 from sim.steady.split import split_of
 from sim.timeline.metrics import breakdown, critical_path
 from tests.null.engine.bench import TablePricer, program
@@ -33,7 +37,7 @@ def test_collectives_between_kernels_are_exposed_however_many_ops_a_span_holds(c
     assert dict(critical_path(found)) == {"compute": pytest.approx(6.0), "comm": pytest.approx(0.5)}
 
 
-PLAN = {
+PLAN: dict[str, Any] = {
     "model": {"family": "decoder", "name": "four", "layers": 4, "hidden": 4096, "heads": 32, "ffn": 16384, "vocab": 32000},
     "seq_len": 4096,
     "batch": {"global": 8},
@@ -61,3 +65,14 @@ def test_what_kernels_wait_for_beside_them_is_exposed_where_a_layer_is_one_op(on
     assert (fine.exposed_comm_s > 0.3 * fine.total) == (on == "l40s-x8")
     assert split.exposed_comm_s == pytest.approx(fine.exposed_comm_s, rel=2e-2)
     assert split.compute_s == pytest.approx(fine.compute_s, rel=1e-2)
+
+
+def test_pieces_of_products_beside_their_messages_leave_exposed_what_they_do_not_hide() -> None:
+    """Megatron's userbuffers: each piece has a slowness of its own. (With that of all other kernels exposed time was less than half of it.)"""
+    model = PLAN["model"] | {"hidden": 8192, "heads": 64, "ffn": 32768}
+    plan = PLAN | {"model": model, "framework": "megatron-core", "parallel": {"tp": 8, "sequence_parallel": True}}
+    setting = bind(plan, "dgx-h100")
+    fine = predict(plan, "dgx-h100").breakdown
+    condensed = breakdown(simulate(program_for(setting, 3), pricer_for(setting), setting.places, condensed=True))
+    assert fine.exposed_comm_s > 0.03 * fine.total
+    assert condensed.exposed_comm_s == pytest.approx(fine.exposed_comm_s, rel=0.01)
