@@ -32,6 +32,7 @@ from sim.accuracy.rows.submissions import algorithm_of, completed, exchanges_hea
 from sim.accuracy.rows.systems import described, named_system
 from sim.accuracy.rows.updating import optimizer_of
 from sim.accuracy.rows.wording import asked_overlaps, compiled, framework_of_row, overlap_of, precision_of, said, schedule_of
+from sim.framework.framework import load_framework
 from sim.model.load import model_from
 from sim.plan import Plan
 from sim.sections import Batch, Comm, Memory, Parallel
@@ -228,7 +229,7 @@ def _parallel(
         pp=sizes.pp,
         schedule=schedule or ("interleaved" if chunks > 1 else "1f1b"),
         virtual_stages=chunks,
-        stages=stages,
+        stages=None if load_framework(framework).pipeline.ends_as_layers else stages,  # who counts ends as layers deals them out by itself
         cp=sizes.cp,
         **_context(row, sizes, windowed, assumed),
         ep=ep,

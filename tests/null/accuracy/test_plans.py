@@ -102,6 +102,13 @@ def test_uneven_stages() -> None:
     assert stages_of(126, 128) == (0, *(1,) * 126, 0)  # Llama 3.1 405B in single layers: embedding and head are stages of their own
 
 
+@pytest.mark.parametrize(("date", "stages"), [("2025-04", (5, *(6,) * 6, 5)), ("2025-12", None)])
+def test_a_torchtitan_that_deals_layers_out_itself_is_left_to_it(date: str, stages: tuple[int, ...] | None) -> None:
+    """Since July 2025 it counts embedding and head as layers."""
+    said = row(framework="torchtitan", sharding="FSDP", date=date, n_layers=46, tp=1, pp=8, vp=1, gpus=64)
+    assert case_of(said).plan.parallel.stages == stages
+
+
 def test_a_pipeline_in_single_layers_is_predicted() -> None:
     from sim.accuracy.training import predict_case
 
