@@ -99,6 +99,9 @@ def _points(rows: Sequence[Row], name: str, mode: str, marker: dict[str, Any]) -
         mode=mode,
         name=name,
         marker=marker,
-        text=[f"{safe(short(row.key, 120))}<br>step {seconds(row.step_time or 0.0)}, {row.gpus} GPUs" for row in rows],
+        text=[
+            f"{safe(short(row.key, 120))}<br>step {seconds(row.step_time or 0.0)}, {row.gpus} GPUs{', nearly full' if row.nearly_full else ''}"
+            for row in rows
+        ],
         hovertemplate="%{text}<br>%{x:.2f} GiB, %{y:.4g} GPU-seconds per sample<extra></extra>",
     )

@@ -27,6 +27,8 @@ def explain_page(plan: str, on: str, found: Explanation) -> str:
         cards.append((f"{-best.gain:+.1%}", "best single change of plan", " ".join(best.overrides)))
     page.cards(cards)
     _room(page, found.fits)
+    fills = [("This plan", found.memory), *((f"With {' '.join(one.overrides)} the plan", one.memory) for one in found.changes)]
+    page.warnings([f"{name} takes {fill}. It may not fit in life." for name, fill in fills if fill and fill.nearly_full])
     page.section("Critical path", "Time along the chain of what waited for what, by class of op.")
     page.figure(planning.critical_path(found))
     page.section("What faster resources are worth", "The step if one resource were infinitely fast; the dashed line is the step as it is.")
@@ -39,6 +41,8 @@ def explain_page(plan: str, on: str, found: Explanation) -> str:
     if found.changes:
         page.section("Changes of plan", "The best single changes that run, fit and gain; the dashed line is the step as it is.")
         page.figure(planning.changes(found))
+        table = [(" ".join(one.overrides), seconds(one.step_time_s), f"{-one.gain:+.1%}", f"{one.memory}") for one in found.changes]
+        page.table(("change", "step", "of the step", "memory on the fullest device"), table)
     return page.text(f"{_FOOTER} Elasticity: per cent of the step for one per cent of the resource's speed.")
 
 

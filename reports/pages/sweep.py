@@ -28,6 +28,10 @@ _MEANINGS = (
         "nothing beats it",
         "no other plan that trains the same on as many GPUs of the same machine is at least as good in time, memory and cost, and better in one of them (the Pareto front)",
     ),
+    (
+        "nearly full",
+        "tensors and context alone take more than 93 % of the device: with the error of these figures and what the allocator loses the plan may fail",
+    ),
     ("not simulated", "its lower bound of the step is no better than what another plan reaches with no more memory or money"),
 )
 
@@ -92,7 +96,7 @@ def _cards(ranked: Sequence[Row], front: Sequence[Row]) -> list[Card]:
     cards: list[Card] = [
         (seconds(best.step_time or 0.0), "step of the best plan", short(best.key, 90)),
         (f"{per_gpu(best):,.4g}", "samples / s / GPU", f"{best.gpus:,} GPUs" + (f", MFU {best.mfu:.1%}" if best.mfu is not None else "")),
-        (gib(best.memory or 0), "peak memory per GPU", "of the best plan"),
+        (gib(best.memory or 0), "peak memory per GPU", "of the best plan" + (", nearly full" if best.nearly_full else "")),
     ]
     if len(ranked) > 1:
         worst, priced = ranked[-1], bool(best.cost)
@@ -129,7 +133,7 @@ _FIGURES: tuple[tuple[str, Any], ...] = (
     ("step time", lambda row: seconds(row.step_time or 0.0)),
     ("samples / s / GPU", lambda row: f"{per_gpu(row):,.4g}"),
     ("MFU", lambda row: f"{row.mfu:.1%}" if row.mfu is not None else "-"),
-    ("peak memory", lambda row: gib(row.memory or 0)),
+    ("peak memory", lambda row: _memory(row)),
     ("GPUs", lambda row: f"{row.gpus:,}"),
     ("cost per million", lambda row: count(row.cost) if row.cost else "-"),
 )
@@ -142,9 +146,13 @@ def _row(row: Row) -> tuple[str, ...]:
         seconds(row.step_time or 0.0),
         seconds(1.0 / rate) if rate else "-",
         f"{row.mfu:.1%}" if row.mfu is not None else "-",
-        gib(row.memory or 0),
+        _memory(row),
         count(row.cost) if row.cost else "-",
     )
+
+
+def _memory(row: Row) -> str:
+    return f"{row.fill}" if row.fill else gib(row.memory or 0)
 
 
 def _rejected(page: Page, found: Sweep) -> None:

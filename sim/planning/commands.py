@@ -142,7 +142,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
 
 def _explained(desk: Desk, explained: Explanation) -> None:
     """Three tables: resources, the critical path, and changes of plan."""
-    from sim.planning.explain.explanation import SHOWN, UNFIT_YET
+    from sim.planning.explain.explanation import SHOWN
     from topologies.units import show_duration
 
     found: dict[str, Any] = msgspec.to_builtins(explained)
@@ -154,11 +154,14 @@ def _explained(desk: Desk, explained: Explanation) -> None:
         "step_time_s": found["step_time_s"],
         "80 % interval": f"{low} to {high}",
     }
-    head |= {"verdict": found["verdict"]} | ({} if found["fits"] else {"memory": UNFIT_YET})
+    head |= {"verdict": found["verdict"], "memory": explained.room}
     desk.show(head, False, "what faster resources are worth")
     path = [{"class": name, "time_s": spent, "share": spent / explained.step_time_s} for name, spent in explained.path[:SHOWN]]
     desk.show({"rows": path}, False, "critical path")
-    changes = [{"change": " ".join(c["overrides"]), "step_time_s": c["step_time_s"], "gain": c["gain"]} for c in found["changes"]]
+    changes = [
+        {"change": " ".join(one.overrides), "step_time_s": one.step_time_s, "gain": one.gain, "memory": f"{one.memory}"}
+        for one in explained.changes
+    ]
     none = (
         "none gains a thousandth of the step" if found["fits"] else "none makes it fit alone; `steptwin predict` names what does together"
     )

@@ -20,9 +20,6 @@ from topologies.units import show_size
 _LITTLE = 0.02
 """Of what a layer keeps, what recomputation of one of its parts should save at least."""
 
-_CROWDED = 0.93
-"""Of a device, what leaves its allocator little room."""
-
 
 def doubts(setting: Setting, report: MemoryReport) -> list[str]:
     """A sentence for each."""
@@ -127,13 +124,11 @@ def _for_nothing(setting: Setting) -> Iterator[str]:
 
 
 def _full(setting: Setting, report: MemoryReport) -> Iterator[str]:
-    devices = smallest_devices(setting)
-    room = devices[report.stage].memory if setting.topology.kind == "cuda" else 0
-    needed = report.allocated + report.context
-    if room and _CROWDED * room < needed <= report.peak <= room:
+    fill = report.fill(smallest_devices(setting))
+    if fill.nearly_full:
         yield (
-            f"tensors and context take {show_size(needed)} of {show_size(room)}: the allocator has little to choose from, frees and asks again, and an "
-            "uneven step may not fit"
+            f"tensors and context take {show_size(fill.needed)} of {show_size(fill.available)}: the allocator has little to choose from, frees and "
+            "asks again, and an uneven step may not fit"
         )
 
 

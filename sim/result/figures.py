@@ -10,7 +10,7 @@ import msgspec
 from sim.files.machinefile import machine_words
 from sim.memory.numbers import numbers
 from sim.memory.remedies import most_sharded, of_sequences, said
-from sim.memory.report import DoesNotFit, MemoryReport, memory_of
+from sim.memory.report import DoesNotFit, Fill, MemoryReport, memory_of
 from sim.program import Program
 from sim.result.doubts import doubts
 from sim.result.idle import without_effect
@@ -56,6 +56,11 @@ def _of_sequences(setting: Setting, devices: tuple[Gpu | Cpu, ...]) -> tuple[str
 def fits(setting: Setting) -> bool:
     """Has every device room for what the plan puts there? Nothing is simulated."""
     return figures_of_memory(setting, remedies=False)[1] is None
+
+
+def fill_of(setting: Setting) -> Fill:
+    """What the plan takes of the device that it fills most. Nothing is simulated."""
+    return figures_of_memory(setting, remedies=False)[0].fill(smallest_devices(setting))
 
 
 def _peak(setting: Setting) -> float | None:

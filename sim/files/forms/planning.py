@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sim.files.forms.prediction import Band, OnPath
+from sim.files.forms.prediction import Band, Fill, OnPath
 from sim.files.forms.said import Said
 
 
@@ -18,11 +18,12 @@ class Sensitivity(Said, frozen=True, kw_only=True):
 
 
 class Change(Said, frozen=True, kw_only=True):
-    """A change of plan as `--set` words, the step that it gives, and the share of the step that it saves."""
+    """A change of plan as `--set` words, the step that it gives, the share of the step that it saves, and what it takes of the fullest device."""
 
     overrides: list[str]
     step_time_s: float
     gain: float
+    memory: Fill
 
 
 class Explain(Said, frozen=True, kw_only=True):
@@ -31,6 +32,7 @@ class Explain(Said, frozen=True, kw_only=True):
     step_time_s: float
     interval_s: Band | None
     fits: bool
+    memory: Fill
     plan: str
     topology: str
     verdict: str
@@ -40,10 +42,11 @@ class Explain(Said, frozen=True, kw_only=True):
 
 
 class SweepDetail(Said, frozen=True, kw_only=True):
-    """How a plan of a sweep was simulated: {} where it was not; `breakdown`: seconds by class, where they were asked for."""
+    """How a plan of a sweep was simulated, if it was; `breakdown`: seconds by class, where they were asked for; `fill`: what it takes of a device."""
 
     whole: bool = False
     breakdown: dict[str, float] | None = None
+    fill: Fill | None = None
 
 
 class SweepRow(Said, frozen=True, kw_only=True):

@@ -75,6 +75,16 @@ class Missing(Said, frozen=True, kw_only=True):
     remedies: list[str]
 
 
+class Fill(Said, frozen=True, kw_only=True):
+    """Bytes of the device that a plan fills most: the peak, tensors and context alone, and what it has (0: not known). `nearly_full`: the plan fits, and
+    may fail all the same."""
+
+    peak: int
+    needed: int
+    available: int
+    nearly_full: bool
+
+
 class Sync(Said, frozen=True, kw_only=True):
     """A place where the host waits for the device: how often in a step, for how many seconds, and by how many the step is longer."""
 

@@ -9,12 +9,13 @@ from typing import TypeVar
 
 import msgspec
 
+from sim.memory.report import Fill
 from sim.plan import Plan
 from sim.planning.explain.neighbours import neighbours
 from sim.planning.progress import Progress, Say
 from sim.planning.sweeps.screen import screened
 from sim.predict import predict_setting
-from sim.result.figures import fits
+from sim.result.figures import fill_of, fits
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.steady.rounds import confirmed, shortens
@@ -31,11 +32,12 @@ T = TypeVar("T")
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A change of plan and what it gains."""
+    """A change of plan, what it gains, and what it takes of a device."""
 
     overrides: tuple[str, ...]
     step_time_s: float
     gain: float
+    memory: Fill | None = None
 
 
 def best_changes(setting: Setting, step: float, tries: int = TRIES, say: Say | None = None) -> list[Change]:
@@ -59,7 +61,7 @@ def best_changes(setting: Setting, step: float, tries: int = TRIES, say: Say | N
         kind = tuple(word.partition("=")[0] for word in overrides)
         best = found[kind].step_time_s if kind in found else most
         if seconds < best - _LEAST * step:
-            found[kind] = Change(overrides, seconds, 1.0 - seconds / step)
+            found[kind] = Change(overrides, seconds, 1.0 - seconds / step, fill_of(there))
     return sorted(found.values(), key=lambda change: change.step_time_s)[:3]
 
 

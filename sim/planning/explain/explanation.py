@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from sim.files.machinefile import machine_words
-from sim.memory.report import UNFIT
+from sim.memory.report import UNFIT, Fill
 from sim.planning.explain.changes import TRIES, Change, best_changes
 from sim.planning.explain.scaled import COLLECTIVES, HOST, INPUT, KINDS, MEMORY, MESSAGES, link_kinds
 from sim.planning.explain.sensitivity import Sensitivity
 from sim.planning.explain.studied import Studied
 from sim.planning.progress import Progress, Say
 from sim.result import uncertainty
-from sim.result.figures import fits
+from sim.result.figures import fill_of, fits
 from sim.setting.bind import Setting
 from sim.tables import Tabular
 
@@ -40,11 +40,17 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
     plan: str = ""
     topology: str = ""
     """With what was changed about it."""
+    memory: Fill | None = None
+
+    @property
+    def room(self) -> str:
+        """What the plan takes of a device, in words."""
+        return f"{self.memory or ''}" if self.fits else UNFIT_YET
 
     def __str__(self) -> str:
         step = self.step_time_s
         head = [f"{self.plan} on {self.topology}"] if self.plan else []
-        lines = [*head, f"step {step * 1e3:,.3f} ms, {self.verdict}", *([] if self.fits else [UNFIT_YET]), "", "critical path"]
+        lines = [*head, f"step {step * 1e3:,.3f} ms, {self.verdict}", f"memory {self.room}", "", "critical path"]
         lines += [f"  {name:<22} {seconds * 1e3:12,.3f} ms  {seconds / step:6.1%}" for name, seconds in self.path[:SHOWN]]
         lines += ["", f"  {'resource':<22} {'without limit':>15}  elasticity  +10 %: path  simulated"]
         for one in self.sensitivities:
@@ -53,7 +59,10 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
             )
         if self.changes:
             lines += ["", "changes of plan"]
-            lines += [f"  {' '.join(one.overrides):<48} {one.step_time_s * 1e3:12,.3f} ms  {-one.gain:6.1%}" for one in self.changes]
+            lines += [
+                f"  {' '.join(one.overrides):<48} {one.step_time_s * 1e3:12,.3f} ms  {-one.gain:6.1%}  {one.memory or ''}"
+                for one in self.changes
+            ]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,7 +100,8 @@ def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Exp
     found.sort(key=lambda s: s.infinitely_fast)
     changes = tuple(best_changes(setting, studied.step, tries, say))
     name, on = setting.plan.name or setting.plan.model_name, machine_words(setting.topology)
-    return Explanation(studied.step, verdict, studied.path(), tuple(found), changes, _interval(setting, studied), fits(setting), name, on)
+    room = fits(setting), name, on, fill_of(setting)
+    return Explanation(studied.step, verdict, studied.path(), tuple(found), changes, _interval(setting, studied), *room)
 
 
 def _interval(setting: Setting, studied: Studied) -> tuple[float, float]:

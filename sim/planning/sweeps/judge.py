@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -16,10 +16,11 @@ from sim.planning.sweeps.screen import screened
 from sim.planning.sweeps.space import Candidate
 from sim.planning.sweeps.store import Row
 from sim.predict import predict_setting
-from sim.result.figures import figures_of_memory, mfu_of
+from sim.result.figures import figures_of_memory, fill_of, mfu_of
 from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
+from sim.setting.rooms import smallest_devices
 from sim.steady.rounds import confirmed
 from sim.steady.split import split_of
 from sim.timeline.metrics import Breakdown
@@ -50,8 +51,8 @@ class Work(NamedTuple):
     edits: tuple[str, ...] = ()
     """What-ifs on every machine."""
     depth: Depth = "short"
-    peaks: dict[str, int] = {}
-    """Peak memory of plans by name, where it is known."""
+    known: dict[str, Row] = {}
+    """Rows of plans by name, where their memory is known."""
 
 
 def screen_chunk(work: Work) -> tuple[list[Row], list[Open]]:
@@ -76,7 +77,8 @@ def _screen(candidate: Candidate, plan: Plan, prices: Prices, edits: tuple[str, 
         bound = _bounds().step(setting, pricer_for(setting))
     except Exception as error:
         return _out(candidate, error)
-    return Open(candidate, plan, priced(_row(candidate, setting, bound, report.peak, None, "{}"), prices, edits))
+    detail = _detail({"fill": msgspec.to_builtins(report.fill(smallest_devices(setting)))})
+    return Open(candidate, plan, priced(_row(candidate, setting, bound, report.peak, None, detail), prices, edits))
 
 
 @lru_cache(maxsize=1)
@@ -88,7 +90,7 @@ def _bounds() -> Bounds:
 def evaluate_chunk(work: Work) -> list[Row]:
     """Rows of some plans; an error of one plan is its row, not the sweep's end."""
     with uncollected():
-        return [evaluate(one, plan, work.prices, work.edits, work.depth, work.peaks.get(one.key)) for one, plan in work.plans]
+        return [evaluate(one, plan, work.prices, work.edits, work.depth, work.known.get(one.key)) for one, plan in work.plans]
 
 
 @lru_cache(maxsize=64)
@@ -103,9 +105,9 @@ def anew() -> None:
 
 
 def evaluate(
-    candidate: Candidate, plan: Plan, prices: Prices, edits: tuple[str, ...] = (), depth: Depth = "split", peak: int | None = None
+    candidate: Candidate, plan: Plan, prices: Prices, edits: tuple[str, ...] = (), depth: Depth = "split", known: Row | None = None
 ) -> Row:
-    """One plan that fits; `peak`: its memory in bytes, where that is known."""
+    """One plan that fits; `known`: a row that tells its memory."""
     split: dict[str, float] = {}
     try:
         setting = bind(plan, _machine(candidate.on, (*edits, *candidate.edits)))
@@ -116,11 +118,15 @@ def evaluate(
         else:
             classes = _classes(setting)
             step, split = classes.total, msgspec.structs.asdict(classes)
-        memory = figures_of_memory(setting, remedies=False)[0].peak if peak is None else peak
+        fill = (known and known.fill) or fill_of(setting)
     except Exception as error:
         return _out(candidate, error)
-    detail = json.dumps({"breakdown": split, "whole": depth != "short"}, sort_keys=True)
-    return priced(_row(candidate, setting, step, memory, mfu_of(setting, step), detail), prices, edits)
+    detail = _detail({"breakdown": split, "whole": depth != "short", "fill": msgspec.to_builtins(fill)})
+    return priced(_row(candidate, setting, step, fill.peak, mfu_of(setting, step), detail), prices, edits)
+
+
+def _detail(told: dict[str, Any]) -> str:
+    return json.dumps(told, sort_keys=True)
 
 
 def _out(candidate: Candidate, error: Exception) -> Row:

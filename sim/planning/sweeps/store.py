@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 
 from sim.files.machinefile import changed_words
+from sim.memory.report import Fill
 from sim.planning.sweeps.space import edits_of, settings_of
 from topologies.errors import BadInput
 
-VERSION = 5
+VERSION = 6
 _SHOWN = 6
 """Differences that a refusal names."""
 _NOTHING = object()
@@ -47,7 +48,7 @@ class Row(msgspec.Struct, frozen=True):
     cost: float | None = None
     """Money per million `unit`, when prices are given."""
     detail: str = "{}"
-    """JSON: where the step goes (`breakdown`, if it was asked for), and whether it was simulated `whole`."""
+    """JSON: where the step goes (`breakdown`, if it was asked for), whether it was simulated `whole`, and how a device is filled (`fill`)."""
     flops: float | None = None
     """Model FLOPs of a sample."""
     seq: int = 1
@@ -83,6 +84,17 @@ class Row(msgspec.Struct, frozen=True):
     def worth(self) -> tuple[float, float]:
         """What the best are sorted by: money for a model FLOP where prices are known, then `effort`. On one machine the two say the same."""
         return (self.cost or 0.0) * self.seq / (self.flops or 1.0), self.effort
+
+    @property
+    def fill(self) -> Fill | None:
+        """What it takes of the device that it fills most, where it fits."""
+        told = json.loads(self.detail).get("fill")
+        return msgspec.convert(told, Fill) if told else None
+
+    @property
+    def nearly_full(self) -> bool:
+        """It fits, and may fail all the same (`sim.memory.report.Fill`)."""
+        return self.fill is not None and self.fill.nearly_full
 
     @property
     def whole(self) -> bool:
@@ -191,6 +203,7 @@ class Store:
                 raise ValueError("seq must be at least 1")
             if not isinstance(json.loads(row.detail), dict):
                 raise ValueError("detail must be a JSON object")
+            _ = row.fill
         except (ValueError, RecursionError) as error:  # msgspec's and json's are such; the other: an object in an object, a thousand deep
             raise self._unusable(f"row {str(cells['key'])[:80]!r}: {error}") from None
         return row

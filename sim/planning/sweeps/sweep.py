@@ -111,7 +111,7 @@ def by_reason(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 Ask = Callable[..., Work]
-"""A chunk's work, of its plans (and `depth`, `peaks`)."""
+"""A chunk's work, of its plans (and `depth`, `known`)."""
 _APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "schedule", "virtual_stages"))
 """Keys of a plan that leave its layers as they are."""
 
@@ -222,8 +222,8 @@ def _simulated(base: Plan, waiting: list[Open], store: Store, place: Pool, ask: 
         taken = size if front or every else _CHUNK
         wave, waiting = waiting[:taken], waiting[taken:]
         fresh = []
-        peaks = {one.candidate.key: one.bound.memory or 0 for one in wave}
-        for rows in place.map(evaluate_chunk, [ask(chunk, depth=depth, peaks=peaks) for chunk in by_layers(wave, max(1, workers))]):
+        known = {one.candidate.key: one.bound for one in wave}
+        for rows in place.map(evaluate_chunk, [ask(chunk, depth=depth, known=known) for chunk in by_layers(wave, max(1, workers))]):
             store.add(rows)
             fresh += (row for row in rows if row.outcome == "done")
             progress.more(len(rows))
@@ -272,12 +272,12 @@ def _confirmed(base: Plan, store: Store, place: Pool, ask: Ask, say: Say | None)
     while True:
         done = _done(store)
         depths = open_questions(done)
-        peaks = {row.key: row.memory or 0 for row in done if row.key in depths}
+        known = {row.key: row for row in done if row.key in depths}
         plans = [(candidate, plan) for candidate, plan in map(partial(named, base), depths) if isinstance(plan, Plan)]
         if not plans:
             return
         progress = Progress(len(plans), "plans simulated whole", say)
-        for rows in place.map(evaluate_chunk, [ask([one], depth=depths[one[0].key], peaks=peaks) for one in plans]):
+        for rows in place.map(evaluate_chunk, [ask([one], depth=depths[one[0].key], known=known) for one in plans]):
             store.add(rows)
             progress.more(len(rows))
 

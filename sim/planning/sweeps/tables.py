@@ -71,7 +71,8 @@ class Ranked(Tabular):
         keys = {row.key for row in self.front}
         lines = [
             (row.key, f"{(row.step_time or 0.0) * 1e3:,.3f}", _share(row.mfu), f"{(row.memory or 0) / 2**30:.2f}", f"{row.gpus:,}",
-             f"{row.cost:,.2f}" if row.cost is not None else "-", "front" if row.key in keys else "")
+             f"{row.cost:,.2f}" if row.cost is not None else "-",
+             ", ".join([*(["front"] if row.key in keys else []), *(["nearly full"] if row.nearly_full else [])]))
             for row in done[:MOST]
         ]  # fmt: skip
         counted = ", ".join(f"{number:,} {name}" for name, number in self.counts.items() if number)
@@ -100,7 +101,7 @@ class Ranked(Tabular):
 def _figures(row: Row) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.structs.asdict(row)
     found.pop("detail")
-    return found
+    return found | {"nearly_full": row.nearly_full}
 
 
 def _share(value: float | None) -> str:

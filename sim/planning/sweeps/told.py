@@ -9,6 +9,7 @@ from typing import Any
 from sim.files.planfile import load_plan
 from sim.plan import Plan
 from sim.planning.sweeps.space import named, settings_of
+from sim.planning.sweeps.store import Row
 from sim.planning.sweeps.sweep import Sweep
 from sim.planning.sweeps.tables import MOST, said_row, split_of, unit_of
 from sim.result.idle import untouched
@@ -46,6 +47,7 @@ def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str],
         desk.show(told, True, "sweep")
         return
     told = {"machine changed by": ", ".join(edits)} | told if edits else told
+    told |= _roomy(found)
     told |= {"alike": f"{found.alike:,} more points mean the same plan as one of these"} if found.alike else {}
     desk.show(_few(found) | more | told, False, "sweep")
     if len(found.by_machine) > 1:
@@ -54,6 +56,12 @@ def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str],
         desk.say(f"warning: {text}")
     if refusals:
         desk.show({"rows": refusals[:3]}, False, "points that are no plan")
+
+
+def _roomy(found: Sweep) -> dict[str, str]:
+    """The best plan that leaves a device room, where the best of all does not."""
+    roomy = next((row for row in found.ranked if not row.nearly_full), None)
+    return {"best with room in memory": roomy.key} if roomy and roomy is not found.ranked[0] else {}
 
 
 def unfelt_by_all(found: Sweep, edits: tuple[str, ...]) -> list[str]:
@@ -94,16 +102,21 @@ def again_by(source: str, overrides: tuple[str, ...], edits: tuple[str, ...], fo
 
 def _few(found: Sweep) -> dict[str, Any]:
     """Plans that fit, the best first: a few for a terminal, which says so."""
-    columns = {"key": "key", "step_time_s": "step_time_s", "mfu": "mfu", "memory": "memory_bytes", "gpus": "gpus"} | _cost(found)
-    rows = [said_row(row) for row in found.ranked]
-    shown = {"rows": [{name: row[at] for name, at in columns.items()} for row in rows[:MOST]]}
+    columns = {"key": "key", "step_time_s": "step_time_s", "mfu": "mfu", "memory": "memory", "gpus": "gpus"} | _cost(found)
+    rows = found.ranked
+    shown = {"rows": [{name: said[at] for name, at in columns.items()} for said in map(_said, rows[:MOST])]}
     return shown | ({"shown": f"the best {MOST} of {len(rows):,} simulated; --json and the file have all"} if len(rows) > MOST else {})
+
+
+def _said(row: Row) -> dict[str, Any]:
+    """A row with its memory in words."""
+    return said_row(row) | {"memory": f"{row.fill}"}
 
 
 def _machines(found: Sweep) -> list[dict[str, Any]]:
     """The best plan of each machine and number of GPUs, the best first."""
-    columns = {"gpus": "gpus", "step_time_s": "step_time_s", "samples/s": "samples_per_s", "mfu": "mfu"} | _cost(found)
-    rows = [(row, said_row(row)) for row in found.by_machine]
+    columns = {"gpus": "gpus", "step_time_s": "step_time_s", "samples/s": "samples_per_s", "mfu": "mfu", "memory": "memory"} | _cost(found)
+    rows = [(row, _said(row)) for row in found.by_machine]
     return [{"machine": row.machine, "plan": split_of(row)} | {name: said[at] for name, at in columns.items()} for row, said in rows]
 
 

@@ -39,6 +39,7 @@ def test_the_three_best_changes_are_proposed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(explaining, "bind", bound)
     monkeypatch.setattr(explaining, "fits", lambda near: near != "b")
     monkeypatch.setattr(explaining, "_predicted", predicted)
+    monkeypatch.setattr(explaining, "fill_of", lambda near: None)
     monkeypatch.setattr(explaining, "screened", lambda near: 1.0 if near is setting else predicted(near) * 1.01)
     found = best_changes(setting, 1.0)
     assert [(*one.overrides, one.step_time_s) for one in found] == [("d", 0.7), ("e", 0.8), ("a", 0.9)]

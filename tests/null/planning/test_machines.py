@@ -180,5 +180,5 @@ def test_a_file_from_before_is_another_sweep_s(tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as database:
         database.execute("UPDATE header SET value = '3' WHERE name = 'version'")
         database.commit()
-    with pytest.raises(BadInput, match=r"another version \(3 there, 5 here\)"):
+    with pytest.raises(BadInput, match=r"another version \(3 there, 6 here\)"):
         sweep(PLAN, parse_space("micro=2"), ON, file)
