@@ -14,6 +14,7 @@ import random
 import msgspec
 
 from topologies.errors import BadInput, Refused
+from topologies.units import show_duration
 
 
 class Reliability(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +129,10 @@ class _Fate:
         while True:
             self.failures += 1
             if self.failures > 1_000_000:
-                raise Refused("the job fails faster than it makes progress: shorten the checkpoint or the restart, or raise the MTBF")
+                raise Refused(
+                    f"the job fails faster than it makes progress, every {show_duration(1.0 / self._rate)} in the mean, and takes "
+                    f"{show_duration(self._how.restart)} to restart: shorten the checkpoint or the restart, or raise the MTBF"
+                )
             began = self.fail_at
             if self._how.spares is not None:
                 began = max(began, heapq.heappushpop(self._nodes, began + self._how.repair))
