@@ -93,8 +93,7 @@ def check_modules(modules: tuple[Module, ...], blocks: Iterable[Block]) -> None:
     """Raises `BadInput` for a module that no block has, or that another one holds."""
     if not modules:
         return
-    blocks = list({id(block): block for block in blocks}.values())  # equal layers are one block
-    has = [module for module in MODULES if any(_found(module, block) for block in blocks)]
+    has = modules_of(blocks)
     for module in modules:
         if module not in has:
             raise BadInput(f"memory.recompute_modules: no layer of this model has {module}. Allowed: {', '.join(has)}")
@@ -103,6 +102,12 @@ def check_modules(modules: tuple[Module, ...], blocks: Iterable[Block]) -> None:
         raise BadInput(f"memory.recompute_modules: moe holds {inside[0]}. Leave {inside[0]} out")
     if "op" in modules and len(modules) > 1:
         raise BadInput("memory.recompute_modules: op is of whole layers. Leave the others out")
+
+
+def modules_of(blocks: Iterable[Block]) -> list[Module]:
+    """What of the layers can be recomputed by itself."""
+    apart = list({id(block): block for block in blocks}.values())  # equal layers are one block
+    return [module for module in MODULES if any(_found(module, block) for block in apart)]
 
 
 def _found(module: Module, block: Block, compiled: bool = False) -> list[Redo]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sim.files.planfile import load_plan
+from sim.framework.chosen import framework_of
 from sim.plan import Plan
-from sim.planning.sweeps.auto import core_saves
+from sim.planning.sweeps.auto import lacks_tp_overlap, overlap_needs, selective
 from sim.planning.sweeps.space import relaid
 from sim.sections import Parallel
 from sim.setting.bind import length_of, model_of
@@ -48,7 +49,7 @@ def _changes(plan: Plan, node: int) -> list[tuple[str, ...]]:
     if p.pp % 2 == 0:
         changes.append((*_sized(p, "pp", p.pp // 2), f"parallel.tp={p.tp * 2}"))
     changes += [(f"batch.micro={plan.batch.micro * 2}",), (f"batch.micro={max(1, plan.batch.micro // 2)}",)]
-    changes += [change for how, change in _recomputed(plan).items() if how != plan.memory.recompute]
+    changes += [change for how, change in _recomputed(plan) if how != plan.memory.recompute]
     changes += [(f"parallel.zero={stage}",) for stage in (1, 2, 3) if stage != p.zero and p.dp_shard > 1]
     if p.dp_replicate > 1 or p.zero in (1, 2):
         changes += [(f"comm.bucket={size}",) for size in _BUCKETS]
@@ -56,14 +57,16 @@ def _changes(plan: Plan, node: int) -> list[tuple[str, ...]]:
         changes += [("parallel.schedule=interleaved", f"parallel.virtual_stages={v}") for v in (2, 4)]
         changes += [(f"parallel.schedule={name}", "parallel.virtual_stages=1") for name in ("zb-h1", "zb-v")]
     changes += [(f"data.workers={count}",) for count in _LOADERS if count > plan.data.workers]
-    changes += [("compile=true",), ("cuda_graphs=true",), ("optimizer.implementation=fused",), ("attention=flash",)]
+    changes += [] if framework_of(plan).te_attention else [("compile=true",)]  # TransformerEngine's modules are its own kernels
+    changes += [("cuda_graphs=true",), ("optimizer.implementation=fused",), ("attention=flash",)]
     return changes + _inner(plan) + _switched(plan, node)
 
 
-def _recomputed(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """With fused attention "selective" is worth trying by operator alone, as torchtitan has it."""
-    modules = () if core_saves(plan) else ("memory.recompute_modules=op",)
-    return {"none": ("memory.recompute=none",), "selective": ("memory.recompute=selective", *modules), "full": ("memory.recompute=full",)}
+def _recomputed(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
+    """With fused attention "selective" is worth trying by operator or module alone, as the framework has it."""
+    words = [f"memory.recompute_modules={one}" for one in selective(plan)]
+    some: list[tuple[str, ...]] = [("memory.recompute=selective", word) for word in words] or [("memory.recompute=selective",)]
+    return [("none", ("memory.recompute=none",)), *(("selective", change) for change in some), ("full", ("memory.recompute=full",))]
 
 
 def _replicated(p: Parallel) -> list[tuple[str, ...]]:
@@ -102,7 +105,6 @@ def _switched(plan: Plan, node: int) -> list[tuple[str, ...]]:
     p, data, output = plan.parallel, plan.data, plan.output
     slower = {
         "comm.overlap=true": not plan.comm.overlap,
-        "parallel.tp_overlap=true": p.tp > 1 and not p.tp_overlap,
         "parallel.sequence_parallel=true": p.tp > 1 and not p.sequence_parallel,
         "parallel.reshard_after_forward=false": bool(p.reshard_after_forward) and p.dp_shard > 1,
         f"parallel.reshard_after_forward={node}": p.reshard_after_forward is True and p.dp_shard * p.cp > node > 1,
@@ -116,7 +118,8 @@ def _switched(plan: Plan, node: int) -> list[tuple[str, ...]]:
         "output.checkpoint_mode=async": bool(output.checkpoint_every) and output.checkpoint_mode != "async",
     }
     slower |= {f"output.{name}=0": bool(getattr(output, name)) for name in ("log_every", "sync_every", "item_every", "print_every")}
-    return [(change,) for change, here in slower.items() if here]
+    overlapped = [(*overlap_needs(plan), "parallel.tp_overlap=true")] if p.tp > 1 and lacks_tp_overlap(plan) else []
+    return [*overlapped, *((change,) for change, here in slower.items() if here)]
 
 
 def _sized(p: Parallel, axis: str, size: int) -> tuple[str, ...]:

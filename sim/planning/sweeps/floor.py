@@ -76,6 +76,8 @@ class Floor:
             tp, pp, ep, cp = size("tp", p.tp), size("pp", p.pp), size("ep", p.ep), size("cp", p.cp)
             zero = size("zero", self._zero if p.zero is None else p.zero)
             ranks = int(said["gpus"]) // (tp * pp) if "gpus" in said else size("dp_shard", p.dp_shard) * cp
+            shards = said.get("parallel.dp_shard", "")
+            ranks = min(ranks, int(shards) * cp) if shards.isdigit() else ranks
         except (ValueError, ZeroDivisionError):
             return 0
         if min(tp, pp, ep, cp) < 1:

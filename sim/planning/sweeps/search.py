@@ -159,7 +159,9 @@ class _Hunt:
     def _point_of(self, key: str) -> Point | None:
         """The values that a row's name stands for; None where the space has them not."""
         said = settings_of(key)
-        at = {name: said.get(SHORT.get(name, name), "") for name in self._space}
+        at = {
+            name: said.get(SHORT.get(name, name), values[0]) for name, values in self._space.items()
+        }  # what says nothing is not in its name
         return at if all(value in self._space[name] for name, value in at.items()) else None
 
     def _teach(self, at: Point, row: Row) -> None:

@@ -1,7 +1,7 @@
 """Spaces of plans by a short expression, and the plans that they hold.
 
 `tp=1,2,4 pp=1..16 zero=1,3 micro=1,2 gpus=64,128 on=dgx-h100,dgx-b200`: values by comma, `a..b` doubles from a to b, `a..b:s` goes in steps
-of s. `gpus` fills data parallelism with what the other axes leave. `schedule=1f1b,zb-v,mine.csv` takes names and files. Any other key is a
+of s. `gpus` fills data parallelism with what the other axes leave (`dp_shard=rest,8`: all of it, or groups of 8). `schedule=1f1b,zb-v,mine.csv` takes names and files. Any other key is a
 dotted path of the plan (`memory.recompute=none,full`), or what changes the machine (`oversubscription=1,2,4 nic.rate=200 Gbit/s,400 Gbit/s`:
 `topologies.edits`). `auto=512` stands for all sensible plans on so many GPUs, beside which other keys may be said (`sim.planning.sweeps.auto`).
 """
@@ -28,6 +28,8 @@ from topologies.load import load_topology
 _LARGEST = 10_000_000
 _OWN = ("gpus", "on", "auto")
 """Keys of a space alone."""
+REST = "rest"
+"""Of data parallelism beside `gpus`: what the other axes leave, as where it is not said."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -119,6 +121,8 @@ def check_values(base: Plan, space: dict[str, tuple[str, ...]], on: str, edits: 
             if not value.isdecimal() or int(value) < 1:
                 raise BadInput(f"the space has gpus={value}: write whole numbers from 1, e.g. gpus=8,16")
             continue
+        if value == REST and _full(key) in _DATA and "gpus" in space:
+            continue
         try:
             load_framework(read_plan(base, (f"{key}={value}",)).framework)
         except BadInput as error:
@@ -198,7 +202,7 @@ def _meaning(base: Plan, at: Mapping[str, str]) -> dict[str, str]:
     """The point's values, with one value for all that mean the same: schedules and chunks without a pipeline, interleaving with one chunk
     a rank, chunks of a schedule that has but one, sharding among nobody."""
     p = base.parallel
-    found = {SHORT.get(key, key): value for key, value in at.items()}
+    found = {SHORT.get(key, key): value for key, value in at.items()} | dict.fromkeys(idle(at), "")
     pp, chunks = found.get("parallel.pp", str(p.pp)), found.get("parallel.virtual_stages", str(p.virtual_stages))
     if pp == "1":
         found |= {key: "" for key in ("parallel.schedule", "parallel.virtual_stages") if key in found}
@@ -210,6 +214,9 @@ def _meaning(base: Plan, at: Mapping[str, str]) -> dict[str, str]:
     if "parallel.zero" in found and "gpus" in found and all(n.isdigit() for n in (*inner, found["gpus"])):
         alone = int(found["gpus"]) == int(inner[0]) * int(inner[1]) and inner[2] == "1"
         found["parallel.zero"] = "0" if alone else found["parallel.zero"]
+    if found.get("parallel.dp_shard", "").isdigit() and "gpus" in found and all(n.isdigit() for n in (*inner, found["gpus"])):
+        whole = math.prod(map(int, (*inner, found["parallel.dp_shard"]))) == int(found["gpus"])
+        found["parallel.dp_shard"] = "" if whole else found["parallel.dp_shard"]
     elif "parallel.zero" in found and "gpus" not in found and (found.get("parallel.dp_shard", str(p.dp_shard)), inner[2]) == ("1", "1"):
         found["parallel.zero"] = "0"
     return found
@@ -217,8 +224,18 @@ def _meaning(base: Plan, at: Mapping[str, str]) -> dict[str, str]:
 
 def point(at: Mapping[str, str], on: str) -> Candidate:
     """Values by key as overrides of a plan, and of a machine."""
-    overrides = tuple(f"{SHORT.get(key, key)}={value}" for key, value in at.items() if key != "gpus" and not is_edit(key))
+    gone = {"gpus", *idle(at)}
+    overrides = tuple(f"{name}={value}" for key, value in at.items() if (name := SHORT.get(key, key)) not in gone and not is_edit(key))
     return Candidate(overrides + ((f"gpus={at['gpus']}",) if at.get("gpus") else ()), on, edits_of(at))
+
+
+def idle(at: Mapping[str, str]) -> list[str]:
+    """Keys of a point that say nothing beside its others: they are no part of its plan's name."""
+    said = {SHORT.get(key, key): value for key, value in at.items()}
+    found = [axis for axis in _DATA if said.get(axis) == REST]
+    found += ["parallel.tp_overlap"] if said.get("parallel.tp") == "1" and "parallel.tp_overlap" in said else []
+    kept = said.get("memory.recompute", "selective") != "selective" and "memory.recompute_modules" in said
+    return found + (["memory.recompute_modules"] if kept else [])
 
 
 def edits_of(at: Mapping[str, str]) -> tuple[str, ...]:

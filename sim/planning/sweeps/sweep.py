@@ -112,7 +112,7 @@ def by_reason(rows: Iterable[Row]) -> list[list[Row]]:
 
 Ask = Callable[..., Work]
 """A chunk's work, of its plans (and `depth`, `known`)."""
-_APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "schedule", "virtual_stages"))
+_APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "dp_shard", "schedule", "virtual_stages"))
 """Keys of a plan that leave its layers as they are."""
 
 

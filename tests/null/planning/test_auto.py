@@ -9,9 +9,11 @@ import pytest
 import steptwin
 from sim.files.planfile import load_plan, read_plan
 from sim.plan import Plan
-from sim.planning.sweeps.auto import auto_space
+from sim.planning.explain.neighbours import neighbours
+from sim.planning.sweeps.auto import auto_space, expanded
 from sim.planning.sweeps.space import TooLarge, candidates, parse_space, size_of
 from sim.planning.sweeps.told import batch
+from sim.setting.bind import bind
 from topologies.errors import BadInput
 
 
@@ -103,3 +105,96 @@ def test_the_batch_that_all_plans_had_is_said(tmp_path: Path) -> None:
     assert (
         batch(base("gpt2-124m", 512), parse_space("auto=8 global=64"), found) == batch(base("gpt2-124m"), parse_space("tp=1"), found) == {}
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "framework", "modules"),
+    [
+        ("llama3-8b", "torchtitan", ("op",)),
+        ("llama3-8b", "deepspeed", ("op",)),
+        ("llama3-8b", "megatron-core", ("layernorm", "mlp")),
+        ("mixtral-8x7b", "megatron-core", ("layernorm,moe_act",)),
+        ("deepseek-v2-lite", "megatron-bridge", ("mla_up_proj,layernorm,moe_act",)),
+        ("gpt3-175b", "megatron-2021", None),
+    ],
+)
+def test_selective_recomputation_is_what_the_framework_has(model: str, framework: str, modules: tuple[str, ...] | None) -> None:
+    """Where attention is written out its core alone saves memory; elsewhere operators, or modules in Megatron-Core's words."""
+    plan = read_plan(base(model), (f"framework={framework}",))
+    few = {"tp": ("1",), "pp": ("1",), "micro": ("1",), "zero": ("1",), "ep": ("1",), "dp_shard": ("rest",)}
+    space = auto_space(plan, "2x dgx-h100", 16)
+    assert space.get("memory.recompute_modules") == modules and space["recompute"] == ("none", "selective", "full")
+    chosen = space | {key: values for key, values in few.items() if key in space}
+    found = {one.key: plan for one, plan in candidates(plan, chosen, "2x dgx-h100") if isinstance(plan, Plan)}
+    kept = [(one.memory.recompute, ",".join(one.memory.recompute_modules)) for one in found.values()]
+    assert sorted(kept) == sorted([("none", ""), ("full", ""), *(("selective", one) for one in modules or ("",))])
+    assert all(("recompute_modules" in key) is (one.memory.recompute == "selective" and modules is not None) for key, one in found.items())
+    for one in found.values():
+        bind(one, "2x dgx-h100")
+
+
+def test_shards_within_groups_as_large_as_a_node_are_tried() -> None:
+    plan = base("llama3-8b")
+    space = auto_space(plan, "4x dgx-h100", 32)
+    few = space | {"recompute": ("none",), "micro": ("1",), "virtual_stages": ("1",), "schedule": ("1f1b",), "pp": ("1",), "zero": ("3",)}
+    found = [
+        (one.parallel.tp, one.parallel.dp_replicate, one.parallel.dp_shard)
+        for _, one in candidates(plan, few, "4x dgx-h100")
+        if isinstance(one, Plan)
+    ]
+    assert found == [(1, 1, 32), (1, 4, 8), (2, 1, 16), (2, 2, 8), (4, 1, 8), (8, 1, 4)], "what comes to the same is tried once"
+    assert "dp_shard" not in auto_space(plan, "4x dgx-h100", 8), "one node"
+    local = read_plan(plan, ("update.mode=local", "update.every=10"))
+    assert "dp_shard" not in auto_space(local, "4x dgx-h100", 32), "replicas are what local updates average over"
+    spread = read_plan(plan, ("framework=deepspeed",))
+    assert "dp_shard" not in auto_space(spread, "4x dgx-h100", 32), "its ZeRO-1 and -2 shard over all"
+    assert "dp_shard" not in expanded(plan, parse_space("auto=32 dp_replicate=2"), "4x dgx-h100")
+    assert expanded(plan, parse_space("auto=32 dp_shard=16"), "4x dgx-h100")["dp_shard"] == ("16",)
+
+
+@pytest.mark.parametrize(
+    ("framework", "more", "tried"),
+    [
+        ("megatron-lm", (), True),
+        ("megatron-core", (), False),
+        ("megatron-core", ("parallel.tp_overlap=false",), True),
+        ("megatron-lm", ("parallel.sequence_parallel=false",), False),
+        ("torchtitan", (), False),
+        ("torchtitan", ("compile=true",), True),
+        ("megatron-2021", (), False),
+    ],
+)
+def test_messages_of_tensor_parallelism_are_tried_beside_products_where_a_plan_lacks_that(
+    framework: str, more: tuple[str, ...], tried: bool
+) -> None:
+    """torchtitan's need the compiler, that of 2021 had none."""
+    plan = read_plan(base("llama3-8b"), (f"framework={framework}", *more))
+    space = auto_space(plan, "dgx-h100", 8)
+    assert space.get("parallel.tp_overlap") == (("false", "true") if tried else None)
+    one = load_plan(
+        {"model": "llama3-8b", "seq_len": 2048, "parallel": {"tp": 2, "dp_shard": 4}, "framework": framework, "batch": {"global": 64}}, more
+    )
+    offered = [words for words, _ in neighbours(one) if "parallel.tp_overlap=true" in words]
+    assert offered == (
+        [("parallel.tp_overlap=true",)]
+        if tried
+        else [("compile=true", "parallel.tp_overlap=true")]
+        if (framework, more) == ("torchtitan", ())
+        else []
+    )
+    if tried:
+        few = space | {
+            "recompute": ("none",),
+            "micro": ("1",),
+            "pp": ("1",),
+            "zero": ("1",),
+            "virtual_stages": ("1",),
+            "schedule": ("1f1b",),
+        }
+        keys = [candidate.key for candidate, found in candidates(plan, few, "dgx-h100") if isinstance(found, Plan)]
+        assert (len(keys), sum("tp_overlap" in key for key in keys)) == (7, 6), "a plan without tensor parallelism has none to try"
+
+
+@pytest.mark.parametrize(("framework", "stages"), [("torchtitan", "123"), ("deepspeed", "123"), ("megatron-core", "13")])
+def test_the_stages_of_sharding_are_what_the_framework_has(framework: str, stages: str) -> None:
+    assert "".join(auto_space(read_plan(base("llama3-8b"), (f"framework={framework}",)), "dgx-h100", 8)["zero"]) == stages

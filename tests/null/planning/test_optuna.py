@@ -86,3 +86,15 @@ def test_nothing_feasible_and_wrong_words_are_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(searching, "import_module", none)
     with pytest.raises(BadInput, match=r'--trials needs optuna: pip install "steptwin\[search\]"'):
         search(PLAN, SPACE, "dgx-h100", tmp_path / "h.sqlite")
+
+
+def test_points_are_known_by_names_that_leave_out_what_says_nothing(tmp_path: Path, simulated: list[str]) -> None:
+    """Without tensor parallelism there is nothing to overlap, and modules are recomputed where that is selective."""
+    space = parse_space(
+        "tp=1,2 parallel.tp_overlap=false,true recompute=none,selective memory.recompute_modules=op dp_shard=rest,2 zero=3 gpus=8"
+    )
+    search(PLAN, space, "dgx-h100", tmp_path / "a.sqlite", trials=8, seed=1)
+    first = list(simulated)
+    assert first and not any("rest" in key or ("tp=1 " in key and "tp_overlap" in key) for key in first)
+    search(PLAN, space, "dgx-h100", tmp_path / "a.sqlite", trials=8, seed=1)
+    assert simulated == first, "what the file holds is known"
