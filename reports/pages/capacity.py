@@ -21,6 +21,8 @@ def capacity_page(title: str, found: Capacity, strong: Sequence[Capacity] = (), 
     page.cards(_cards(found, unit))
     if not found.fits:
         page.warnings(["This plan does not fit into the memory of one GPU; the figures are what it would take if it did."])
+    if found.memory and found.memory.nearly_full:
+        page.warnings([f"This plan takes {found.memory}. It may not fit in life."])
     page.section(
         "Where the days go", "Progress, and what restarts, steps that failures took back and checkpoints take (median of simulated runs)."
     )
@@ -72,7 +74,7 @@ def _row(one: Capacity, unit: str) -> tuple[str, ...]:
         count(one.gpu_hours),
         _energy(one),
         _money(one, unit),
-        "fits" if one.fits else "does NOT fit",
+        "does NOT fit" if not one.fits else "nearly full" if one.memory and one.memory.nearly_full else "fits",
     )
 
 

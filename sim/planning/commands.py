@@ -266,6 +266,7 @@ def _in_words(found: Capacity) -> dict[str, Any]:
     shown = found.to_dict()
     for name in ("interval_s", "unpriced", "lost_s"):
         del shown[name]
+    shown["memory"] = f"{found.memory or ''}"
     if found.paid_gpu_hours == found.gpu_hours:
         del shown["paid_gpu_hours"]
     if not found.mark_reasons:

@@ -114,6 +114,7 @@ class Capacity(Said, frozen=True, kw_only=True):
     money: float | None
     unpriced: list[str]
     fits: bool
+    memory: Fill | None
 
 
 class FaultRow(Said, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import msgspec
 from sim.cost.place import SAVED
 from sim.files.machinefile import machine_words
 from sim.lower.output import WRITE
+from sim.memory.report import Fill
 from sim.plan import Plan
 from sim.planning.capacity.goodput import Outcome, Reliability, daly, expected
 from sim.planning.capacity.prices import money, paid_gpus, unpriced
@@ -20,6 +21,7 @@ from sim.sections import Output
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.setting.program import program_for
+from sim.setting.rooms import smallest_devices
 from sim.steady.stalls import writing_seconds
 from sim.tables import Tabular
 from topologies.errors import BadInput
@@ -72,6 +74,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     money: float | None
     fits: bool
     plan: str = ""
+    memory: Fill | None = None
     unpriced: tuple[str, ...] = ()
     """What was changed about the machine and is not among the prices: `money` has nothing for it."""
 
@@ -112,6 +115,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
                 "no prices" if self.money is None else f"{self.money:,.0f}" + "".join(f"; nothing for {one}" for one in self.unpriced),
             ),
         ]
+        rows += [("memory", f"{self.memory}")] if self.memory and self.memory.nearly_full else []
         rows += [(self.mark, reason) for reason in self.mark_reasons]
         return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
@@ -130,7 +134,8 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
         return found | {"interval_s": {"low": low, "high": high, "level": LEVEL}, "days_interval": list(self.days_interval)}
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [{**msgspec.structs.asdict(self), "days": self.days, "days_interval": self.days_interval}]
+        more = {"memory": msgspec.to_builtins(self.memory), "days": self.days, "days_interval": self.days_interval}
+        return [msgspec.structs.asdict(self) | more]
 
 
 def amount(tokens: float | None = None, epochs: float | None = None, dataset: float | None = None) -> float:
@@ -166,7 +171,7 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     found = predict_setting(setting, detail=False)
     saves = setting.plan.output.checkpoint_every > 0
     step = _saving(setting, 0) if saves else found.step_time_s
-    _, fit = figures_of_memory(setting)
+    report, fit = figures_of_memory(setting, remedies=False)
     steps = math.ceil(tokens / (plan.global_batch * setting.network.seq))
     how = how or Reliability()
     work = steps * step
@@ -198,6 +203,7 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
         energy_j=_energy(setting.topology, run, plan.world, found.breakdown.data_s / found.step_time_s),
         money=money(prices, on.name if isinstance(on, Topology) else on, plan.world, paid, edits),
         fits=fit is None,
+        memory=report.fill(smallest_devices(setting)),
         unpriced=unpriced(prices, edits),
         mark=found.mark,
         mark_reasons=found.mark_reasons,

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 import steptwin
+from reports.pages.capacity import capacity_page
 from reports.pages.studies import explain_page
 from reports.pages.sweep import sweep_page
 from sim.files.planfile import dump_plan, load_plan
 from sim.memory.report import Fill
+from sim.planning.capacity.capacity import capacity
 from sim.planning.explain.explanation import Explanation, explain
 from sim.planning.sweeps.space import parse_space
 from sim.planning.sweeps.sweep import sweep
@@ -102,3 +104,11 @@ def test_plans_of_a_sweep_say_so_and_the_best_with_room_is_named(
             assert [row["detail"]["fill"]["nearly_full"] for row in json.loads(out)["rows"]] == [True, False]
         else:
             assert "best with room in memory: memory.recompute=full" in out and out.count(": nearly full") == 1
+
+
+def test_a_training_says_so_too() -> None:
+    found, roomy = (capacity(plan, "dgx-h100", 1e9, edits=small(0.95)) for plan in (NONE, PLAN))
+    assert found.memory is not None and found.memory.nearly_full and found.to_dict()["memory"]["nearly_full"]
+    assert "nearly full" in str(found) and "nearly full" not in str(roomy)
+    page = capacity_page("c", found)
+    assert f"This plan takes {found.memory}" in page and ">nearly full</td>" in page and "nearly full" not in capacity_page("c", roomy)
