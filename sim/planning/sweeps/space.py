@@ -214,11 +214,11 @@ def _meaning(base: Plan, at: Mapping[str, str]) -> dict[str, str]:
     if "parallel.zero" in found and "gpus" in found and all(n.isdigit() for n in (*inner, found["gpus"])):
         alone = int(found["gpus"]) == int(inner[0]) * int(inner[1]) and inner[2] == "1"
         found["parallel.zero"] = "0" if alone else found["parallel.zero"]
+    elif "parallel.zero" in found and "gpus" not in found and (found.get("parallel.dp_shard", str(p.dp_shard)), inner[2]) == ("1", "1"):
+        found["parallel.zero"] = "0"
     if found.get("parallel.dp_shard", "").isdigit() and "gpus" in found and all(n.isdigit() for n in (*inner, found["gpus"])):
         whole = math.prod(map(int, (*inner, found["parallel.dp_shard"]))) == int(found["gpus"])
         found["parallel.dp_shard"] = "" if whole else found["parallel.dp_shard"]
-    elif "parallel.zero" in found and "gpus" not in found and (found.get("parallel.dp_shard", str(p.dp_shard)), inner[2]) == ("1", "1"):
-        found["parallel.zero"] = "0"
     return found
 
 
