@@ -163,8 +163,14 @@ class Rank:
             last += 1
         spans[at:last] = [(begin, end)]
 
+    def held(self, start: float, seconds: float, share: float) -> float:
+        """When a kernel on the compute lane ends; what it loses is counted."""
+        end = self.slowed(start, seconds, share)
+        self.lost += end - start - seconds
+        return end
+
     def slowed(self, start: float, seconds: float, share: float) -> float:
-        """When a kernel on the compute lane ends that would take `seconds` alone and has `share` of its speed beside collectives."""
+        """When a kernel ends that would take `seconds` alone and has `share` of its speed beside collectives."""
         spans = self.busy
         at = len(spans)
         while at and spans[at - 1][1] > start:

@@ -123,10 +123,7 @@ class InOrder:
                             if known > ready:
                                 ready = known
                         start = compute.free if compute.free > ready else ready
-                        end = start + seconds
-                        if busy and busy[-1][1] > start:
-                            end = rank.slowed(start, seconds, share)
-                            rank.lost += end - start - seconds
+                        end = start + seconds if not busy or busy[-1][1] <= start else rank.held(start, seconds, share)
                         compute.free = rank.kernel = end
                         if end > high:
                             high = end
