@@ -59,6 +59,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
         tied=_tied(model),
         heads=_heads(model) if _ahead(model) and not getattr(model, "tied", False) else (),
         unseen=getattr(model, "unseen", ()),
+        captured=isinstance(model, Captured),
     )
 
 

@@ -229,6 +229,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that multiply by one head's weight which is no table of embeddings, first the one that has it: all on the last stage."""
     unseen: tuple[str, ...] = ()
     """Ops of a captured module that count by the bytes that they move alone."""
+    captured: bool = False
+    """Recorded from a module that ran, not described: its kernels are those that it launched."""
 
     @property
     def kinds(self) -> list[Block]:

@@ -30,6 +30,7 @@ def doubts(setting: Setting, report: MemoryReport) -> list[str]:
         *_whole_experts(setting),
         *_unmixed(setting),
         *_captured(setting),
+        *_recorded(setting),
         *_for_nothing(setting),
         *_full(setting, report),
         *_host_full(setting),
@@ -106,6 +107,15 @@ def _captured(setting: Setting) -> Iterator[str]:
         yield (
             "cuda_graphs = true: how many rows an expert gets depends on the data, and a graph of the step holds them only where they are filled up to "
             "a fixed number. What that takes is counted with parallel.capacity alone"
+        )
+
+
+def _recorded(setting: Setting) -> Iterator[str]:
+    """A compiler makes other kernels, and those of a captured model lie in its file."""
+    if setting.framework.compile and setting.network.captured:
+        yield (
+            f"compile = true: the kernels of {setting.network.name} are those that it launched without a compiler when it was captured. What a compiler "
+            "would fuse is not counted, the host's time for launches alone is less"
         )
 
 

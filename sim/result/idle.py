@@ -112,7 +112,9 @@ def _unsplit(setting: Setting) -> bool:
 RULES = (
     Rule("seq_len", lambda s: s.network.seq < (s.plan.seq_len or 0), "the model takes no sequences, or cuts them to its own `longest`"),
     Rule(
-        "attention", lambda s: not any(part.cls == "attention" for block in s.network.kinds for part in block.parts), "the model has none"
+        "attention",
+        lambda s: s.network.captured or not any(part.cls == "attention" for block in s.network.kinds for part in block.parts),
+        "the model has none, or was captured with the kernels that it ran",
     ),
     Rule(
         "parallel.zero",

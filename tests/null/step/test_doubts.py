@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from executor.recording.capture import save
+from sim.model.captured import Captured
+from sim.model.parts import Block, Part
 from sim.predict import predict
+from sim.work import Attention, Gemm
 
 SMALL: dict[str, Any] = {"family": "decoder", "name": "small", "layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000}
 PLAN: dict[str, Any] = {"model": SMALL, "seq_len": 1024, "framework": "megatron-core", "batch": {"micro": 1}}
@@ -66,6 +71,23 @@ def test_what_is_hardly_meant_is_said(plan: dict[str, Any], on: str, edits: tupl
 def test_what_is_usual_is_not(plan: dict[str, Any], on: str, edits: tuple[str, ...]) -> None:
     ranks = plan.get("parallel", {}).get("dp_replicate", 1)
     assert not said(plan | {"batch": {"micro": 1, "global": ranks}}, on, *edits)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [({}, ()), ({"compile": True}, ("without a compiler",)), ({"attention": "math"}, ('attention = "math" has no effect',))],
+)
+def test_a_captured_model_keeps_its_kernels(keys: dict[str, Any], words: tuple[str, ...], tmp_path: Path) -> None:
+    """A plan that asks for others is told so."""
+    works = (Gemm(m=512, n=256, k=256, dtype="bf16"), Attention(batch=1, heads=4, kv_heads=4, q=512, kv=512, d=64))
+    parts = tuple(
+        Part(name=name, forward=(work,), backward=(work,), cls=name) for name, work in zip(("gemm", "attention"), works, strict=True)
+    )
+    block = Block(kind="layer", parts=parts, saved_input=1 << 18)
+    file = save(Captured(name="mine", precision="bf16", order=(("L0", 0),), low=(block,), high=(block,)), tmp_path / "mine.model.json")
+    found = predict({"model": str(file), **keys}, "dgx-h100")
+    told = [text for text in found.warnings if "compile" in text or "attention" in text]
+    assert len(told) == len(words) and all(word in text for word, text in zip(words, told, strict=True))
 
 
 @pytest.mark.parametrize(("share", "warns"), [(0.97, True), (0.85, False)])
