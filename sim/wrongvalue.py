@@ -20,8 +20,19 @@ _EXAMPLES: dict[str, object] = {
     "parallel.stages": [8, 8],
     "memory.recompute_modules": ["op"],
     "model": "llama3-8b",
+    "noise.stragglers": "r3: 1.3x",
+    "noise.imbalance": "lognormal(0.05)",
 }
 """Of keys without a default that would be one."""
+_OTHERWISE = {
+    ("task", "qlora"): 'lora, with lora = { base = "nf4" } in the [model] table',
+    ("task", "sft"): "finetune",
+    ("task", "pretrain"): "train",
+    ("precision", "float32"): "fp32",
+    ("precision", "float16"): "fp16",
+    ("precision", "bfloat16"): "bf16",
+}
+"""(key, what other programs call a value of it): the word for it here."""
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes", dict: "a table"}
 _LONGEST = 60
 
@@ -43,7 +54,7 @@ def wrong_value(message: str, tree: Mapping[str, Any], struct: type[msgspec.Stru
     told = f"{path} = {_short(_at(tree, steps))}"
     words = options(hint)
     if words and not text.startswith("Expected `array`"):
-        return f"{told} is none of its values.{_near(_at(tree, steps), words)} Allowed: {', '.join(map(str, words))}{_files(path)}"
+        return f"{told} is none of its values.{_near(path, _at(tree, steps), words)} Allowed: {', '.join(map(str, words))}{_files(path)}"
     example = _EXAMPLES.get(path, default)
     shown = "" if example is None or isinstance(example, msgspec.Struct) else f", e.g. {path} = {_short(example)}"
     return f"{told} must be {_words(hint)}{shown}"
@@ -157,8 +168,11 @@ def _short(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _near(value: object, options: tuple[str | int, ...]) -> str:
-    near = UnknownName("value", value, map(str, options)).near if isinstance(value, str) else []
+def _near(path: str, value: object, options: tuple[str | int, ...]) -> str:
+    if not isinstance(value, str):
+        return ""
+    known = _OTHERWISE.get((path, value.lower()))
+    near = [known] if known else UnknownName("value", value, map(str, options)).near
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 

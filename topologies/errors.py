@@ -39,17 +39,18 @@ class UnitError(BadInput):
 
 
 class UnknownName(BadInput):
-    """A name that does not exist, with the nearest that does."""
+    """A name that does not exist, with the nearest that does. `meant`: names that are known to be what it stands for; the others then go unsaid."""
 
-    def __init__(self, what: str, name: str, allowed: Iterable[str], where: str = "") -> None:
+    def __init__(self, what: str, name: str, allowed: Iterable[str], where: str = "", meant: Iterable[str] = ()) -> None:
         names = sorted(set(allowed))
         small = name[:80].lower()  # all names are
         holding = sorted((one for one in names if len(name) > 2 and small in one), key=len)  # h100: dgx-h100 before gh200
-        near = list(dict.fromkeys([*holding, *difflib.get_close_matches(small, names, n=3, cutoff=0.5)]))[:3]
+        known = list(meant)
+        near = known or list(dict.fromkeys([*holding, *difflib.get_close_matches(small, names, n=3, cutoff=0.5)]))[:3]
         place = f" in {where}" if where else ""
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
         shown = ", ".join(names[:24]) + (f", ... ({len(names)} in all)" if len(names) > 24 else "")
-        super().__init__(f"unknown {what} '{name[:80]}'{place}. {hint}Allowed: {shown}")
+        super().__init__(f"unknown {what} '{name[:80]}'{place}.{hint}" + ("" if known else f" Allowed: {shown}"))
         self.name, self.near = name, near
 
 

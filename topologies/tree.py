@@ -56,7 +56,10 @@ def read_tree(table: Table, kind: str) -> Tree:
     for number in range(sockets):
         children.setdefault(f"socket{number}", ())
     if not children:
-        raise BadInput(f'{table.where} needs a [tree] that says what hangs on what, e.g. socket0 = ["sw0"] and sw0 = ["gpu0", "nic0"]')
+        raise BadInput(
+            f'{table.where} needs a base, e.g. base = "dgx-h100" where it differs little from a machine of the catalog, or a [tree] that says what '
+            'hangs on what: socket0 = ["sw0"] and sw0 = ["gpu0", "nic0"]'
+        )
     children = _repeat(children, table.whole("repeat", 1, least=1, most=LARGEST))
     if sum(1 + len(names) for names in children.values()) > LARGEST:
         raise BadInput(f"{where} has more than {LARGEST} vertices: describe one node, and write '16x NAME' for a cluster")

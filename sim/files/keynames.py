@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,9 @@ import msgspec
 from sim.plan import Plan
 from sim.wrongvalue import struct_of
 from topologies.errors import BadInput, UnknownName
+
+_NEAR = 0.6
+"""Likeness of two words (difflib's ratio) from which one may stand for the other."""
 
 
 @lru_cache
@@ -25,7 +29,7 @@ def check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str, 
     names = sections(struct)
     for key, value in tree.items():
         if key not in names:
-            raise unplaced(key, where, names) or UnknownName("key", f"{prefix}{key}", [prefix + name for name in names], where)
+            raise unplaced(key, where, names) or _unknown(key, where, names, prefix)
         inner = names[key]
         if inner is not None:
             if not isinstance(value, dict):
@@ -42,8 +46,13 @@ def unplaced(key: str, where: str, names: dict[str, type[msgspec.Struct] | None]
     """For a key that stands outside of its section; None where none of `names` (a plan's own) has such a key. Names this short are near to nothing
     by their letters."""
     below = _below(sections(Plan) if names is None else names, key)
-    if not below:
-        return None
-    error = UnknownName("key", key, below, where)
-    error.near, error.args = below, (f"unknown key '{key[:80]}' in {where}. Did you mean {' or '.join(below)}?",)
-    return error
+    return UnknownName("key", key, below, where, meant=below) if below else None
+
+
+def _unknown(key: str, where: str, names: dict[str, type[msgspec.Struct] | None], prefix: str) -> UnknownName:
+    """For a key that no table has: near to one of `names`, or to one below them whose last part it begins (`dp`) or is spelled like."""
+    below = {f"{section}.{name}": name for section, inner in names.items() if inner is not None for name in sections(inner)}
+    alike = {dotted: SequenceMatcher(None, key.lower(), name).ratio() for dotted, name in (below | {name: name for name in names}).items()}
+    near = [dotted for dotted, ratio in alike.items() if ratio >= _NEAR or below.get(dotted, "").startswith(f"{key}_")]
+    meant = sorted(near, key=lambda dotted: -alike[dotted])[:3] if not below.keys().isdisjoint(near) else []
+    return UnknownName("key", f"{prefix}{key}", [prefix + name for name in names], where, meant=meant)

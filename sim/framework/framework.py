@@ -19,6 +19,8 @@ from sim.framework.sharing import DataParallel, Pipeline, TensorParallel
 from sim.framework.updating import Precision, Updates
 from topologies.errors import BadInput, UnknownName
 
+_ON_PYTORCH = ("accelerate", "ddp", "fsdp", "huggingface", "lightning", "peft", "timm", "transformers", "trl")
+"""What trains PyTorch's modules by PyTorch's own means: under autocast (bf16 = True), or with weights in 16 bits."""
 HostKind = Literal["python", "te", "te-graphs", "light", "graph"]
 
 
@@ -97,7 +99,8 @@ def _shipped(name: str, below: tuple[str, ...] = ()) -> Framework:
             raise BadInput(
                 f'framework "{name[:80]}": one of your own is a table in the plan, [framework] with base = "pytorch" and what differs'
             )
-        raise UnknownName("framework", name, known, f"sim/framework/known/{below[-1]}.toml" if below else "")
+        meant = ("pytorch-amp", "pytorch") if name.lower() in _ON_PYTORCH else ()
+        raise UnknownName("framework", name, known, f"sim/framework/known/{below[-1]}.toml" if below else "", meant)
     if name in below:
         raise BadInput(f'sim/framework/known/{below[-1]}.toml: base = "{name}" leads back to it. Give one that is whole, e.g. "pytorch"')
     tree = {"name": name} | tomllib.loads(known[name].read_text("utf-8"))

@@ -250,7 +250,14 @@ def _check_fields(tree: dict[str, Any], struct: Any, where: str, prefix: str = "
     fields = dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))
     for key, value in tree.items():
         if key not in fields and not (tagged and key == "family"):
-            raise UnknownName("field", prefix + key, [prefix + field for field in (*fields, *(["family"] if tagged else []))], where)
+            allowed = [prefix + field for field in (*fields, *(["family"] if tagged else []))]
+            raise UnknownName("field", prefix + key, allowed, where, meant=_below(hints, key, prefix))
         inner = struct_of(hints.get(fields.get(key, "")))
         if inner is not None and isinstance(value, dict):
             _check_fields(value, inner, where, f"{prefix}{key}.")
+
+
+def _below(hints: dict[str, Any], key: str, prefix: str) -> list[str]:
+    """The fields called `key` of tables in this one: `moe.top_k`."""
+    tables = {name: struct_of(hint) for name, hint in hints.items()}
+    return [f"{prefix}{name}.{key}" for name, inner in tables.items() if inner is not None and key in inner.__struct_encode_fields__]

@@ -51,6 +51,7 @@ def test_one_field_of_a_plans_model_by_override() -> None:
         ({"base": "llama3-9b"}, "Did you mean llama3-8b"),
         ({"base": "llama3-8b", "layrs": 2}, "Did you mean layers"),
         ({"base": "llama3-8b", "lora": {"rnk": 64}}, r"unknown field 'lora\.rnk' in \[model\]\. Did you mean lora\.rank"),
+        ({"base": "mixtral-8x7b", "top_k": 1}, r"unknown field 'top_k' in \[model\]\. Did you mean moe\.top_k\?$"),
         ({"base": 3}, "a model's name or file in quotes"),
         ({"base": "nemotron3-nano", "layers": 8}, "pattern has 52 letters for layers = 8"),
     ],

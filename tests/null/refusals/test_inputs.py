@@ -29,6 +29,7 @@ PLANS = [
     ("parallel.virtual_stages=2", "interleaved"),
     ("update.mode=local", "whole model"),
     ("framework=pytroch", "pytorch"),
+    ("framework=Transformers", "Did you mean pytorch-amp or pytorch?"),
     ("seq_len", "="),
     ("comm.bucket=25", "MiB"),
     ("data.preprocess=2", "ms"),

@@ -193,7 +193,7 @@ def test_long_chains_of_includes(tmp_path: Path) -> None:
         ("gpu = ", "not valid TOML"),
         ("gpx = 1", "Did you mean gpu"),
         ('gpu = "h100"\n[tree]\nsocket0 = ["gpu0"]', "Did you mean .*h100-sxm"),
-        ('gpu = "l4"', r"\[tree\]"),
+        ('gpu = "l4"', r'needs a base, e\.g\. base = "dgx-h100" .* or a \[tree\]'),
         ('[tree]\nsocket0 = ["gpu0"]', "does not say which"),
         ('gpu = "l4"\n[tree]\nsocket0 = ["gpu0", "gpu0"]', "twice"),
         ('gpu = "l4"\n[tree]\nsocket0 = ["gpu0"]\nsw0 = ["gpu0"]', "on socket0 and on sw0"),
