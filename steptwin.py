@@ -100,7 +100,9 @@ def topology(source: Machine, *edits: str) -> Topology:
 
 def predict(plan: PlanLike, topology: Machine, *, edits: tuple[str, ...] = (), calibration: str | Path | None = None, costs: str = "fitted",
             steps: int = 3, fold: bool = True, detail: bool = True) -> Prediction:  # fmt: skip
-    """Predicts one training step; `sim.predict.predict` explains the options (detail=False for scripts of many plans). Raises `BadInput`."""
+    """Predicts one training step. `edits`: what-ifs of the machine ("link.nvlink.rate=200 GB/s"); `calibration`: a file that `steptwin probe` wrote on
+    it; `costs`: "fitted", or "tables" of measured kernels; `steps` to simulate at least; `fold`: equal ranks once; `detail=False`: the same figures without
+    a trace, for scripts of many plans. Raises `BadInput`; a plan that does not fit is no error (`fits`). More in `sim.predict.predict`."""
     from sim.predict import predict as find
 
     return _shown(find(plan, topology, edits=edits, calibration=calibration, costs=costs, steps=steps, fold=fold, detail=detail))
@@ -143,7 +145,7 @@ def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: st
           say: Callable[[str], None] | None = None) -> Sweep:  # fmt: skip
     """Every plan of `"tp=1,2,4 pp=1..8 gpus=64"`, `{"tp": [1, 2, 4]}`, or of all sensible ones on so many GPUs (`512`, `"auto=512 nic.rate=200
     Gbit/s,400 Gbit/s"`). Results are kept in `file`
-    (SQLite) and gone on with. `prices`: money per GPU-hour by machine, or a file of it; `every`: also what cannot be better, "short" or
+    (SQLite; unsaid: one for each sweep in ./runs) and gone on with. `prices`: money per GPU-hour by machine, or a file of it; `every`: also what cannot be better, "short" or
     "whole"; `workers` processes, or joblib's `backend` at `address`; `say` is told how far it is. Raises `BadInput`."""
     from sim.files.planfile import read_plan
     from sim.planning.sweeps.auto import expanded
@@ -167,17 +169,18 @@ def explain(plan: PlanLike, on: Machine, *, edits: tuple[str, ...] = (), tries: 
     return _shown(find(bind(plan, on, edits), tries))
 
 
-def capacity(plan: PlanLike, on: Machine, tokens: float | str, *, how: Reliability | None = None, checkpoint: float | None = None,
+def capacity(plan: PlanLike, on: Machine, tokens: float | str, *, how: Reliability | None = None, checkpoint: float | str | None = None,
              prices: Prices | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
     """Days, GPU-hours, joules, money, goodput for `tokens` (15e12 or "15T"; samples for images). `how`: what fails how often; `checkpoint`:
-    seconds that one stalls training for (unsaid: the plan's own); `prices`: money per GPU-hour by machine, or a file of it. Raises `BadInput`."""
+    seconds ("2 min") that one stalls training for (unsaid: the plan's own); `prices`: money per GPU-hour by machine, or a file of it. Raises `BadInput`."""
     from sim.files.planfile import load_plan
     from sim.planning.capacity.capacity import capacity as find
-    from topologies.units import count
+    from topologies.units import count, duration
 
     amount = count(tokens, "tokens") if isinstance(tokens, str) else tokens
+    stall = duration(checkpoint, "checkpoint", ("s", "min")) if isinstance(checkpoint, str) else checkpoint
     machine, edits = str(on) if isinstance(on, Path) else on, _edits(edits)
-    return _shown(find(load_plan(plan), machine, amount, how=how, checkpoint=checkpoint, prices=_prices(prices), seed=seed, edits=edits))
+    return _shown(find(load_plan(plan), machine, amount, how=how, checkpoint=stall, prices=_prices(prices), seed=seed, edits=edits))
 
 
 def _edits(edits: str | Sequence[str]) -> tuple[str, ...]:
@@ -188,6 +191,8 @@ def _edits(edits: str | Sequence[str]) -> tuple[str, ...]:
 def _prices(prices: Prices | None) -> dict[str, float] | None:
     from sim.planning.capacity.prices import load_prices
 
+    if not isinstance(prices, (Mapping, str, os.PathLike, type(None))):
+        raise BadInput(f'prices is money per GPU-hour by machine, such as {{"dgx-h100": 2.5}}, or a file of it, not {prices!r:.40}')
     return None if prices is None else load_prices(prices)
 
 

@@ -51,7 +51,8 @@ class Topology:
         self._check()
 
     def __repr__(self) -> str:
-        return f"Topology({self.name!r}, nodes={self.nodes}, ranks={self.gpus})"
+        edits = f", edits={self.cluster.edits!r}" if self.cluster.edits else ""
+        return f"Topology({self.name!r}, nodes={self.nodes}, ranks={self.gpus}{edits})"
 
     def __reduce__(self) -> tuple[type[Topology], tuple[Cluster]]:
         """Pickles as its cluster (sweeps send topologies to other processes)."""

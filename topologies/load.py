@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from os.path import exists, isfile  # those of Path raise where the name is too long
 from pathlib import Path
 
@@ -40,6 +41,11 @@ def load_topology(source: str | Path | Topology, edits: tuple[str, ...] | str = 
 
     `edits` are what-ifs, one after the other (a text is one of them): see `topologies.edits`. Raises `BadInput` with what, where and what is allowed.
     """
+    if not isinstance(source, (str, PathLike, Topology)):
+        raise BadInput(
+            f"a machine is a name, an expression such as '16x dgx-h100', a file, or what steptwin.topology returns, not {type(source).__name__} "
+            f"({str(source)[:40]}). A table of one's own goes into a file: base = 'dgx-h100' and what differs"
+        )
     if isinstance(source, Topology) and not edits:
         return source
     cluster = source.cluster if isinstance(source, Topology) else _cluster(str(source), Path(), ())

@@ -44,8 +44,11 @@ def read_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, 
         where = "plan"
     elif isinstance(source, dict):
         tree, where = source, "plan"
-    else:
+    elif isinstance(source, (str, os.PathLike)):
         tree, where = _read(str(source))
+    else:
+        given = f"{type(source).__name__} ({str(source)[:40]})"
+        raise BadInput(f"a plan is a shipped plan's name, a file, a dict in the file's form, or what steptwin.plan returns, not {given}")
     for override in overrides:
         if not isinstance(override, str):
             raise BadInput(f"an override is a text such as 'batch.micro=2', one for each key, not {str(override)[:60]!r}")

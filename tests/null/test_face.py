@@ -177,6 +177,30 @@ def test_tokens_are_a_number_or_a_text() -> None:
 
 
 @pytest.mark.no_cover
+def test_a_stall_is_a_number_or_a_text_and_prices_are_by_machine() -> None:
+    told = [steptwin.capacity(PLAN, "dgx-h100", "1B", checkpoint=stall).checkpoint_s for stall in (120, "2 min")]
+    assert told == [120, 120]
+    with pytest.raises(steptwin.UnitError, match="at checkpoint"):
+        steptwin.capacity(PLAN, "dgx-h100", "1B", checkpoint="2")
+    with pytest.raises(steptwin.BadInput, match=r"prices is money per GPU-hour by machine, .* not 2\.5"):
+        steptwin.capacity(PLAN, "dgx-h100", "1B", prices=2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["gpt2-ddp8"], b"gpt2-ddp8"])
+def test_what_is_no_plan_or_machine_is_told_by_its_kind(wrong: Any) -> None:
+    kind = type(wrong).__name__
+    with pytest.raises(steptwin.BadInput, match=f"a plan is .* not {kind}"):
+        steptwin.predict(wrong, "dgx-h100")
+    with pytest.raises(steptwin.BadInput, match=f"a machine is .* not {kind}"):
+        steptwin.predict(PLAN, wrong)
+
+
+def test_a_changed_machine_says_so() -> None:
+    machine = steptwin.topology("2x dgx-h100")
+    assert repr(machine) == "Topology('2x dgx-h100', nodes=2, ranks=16)"
+    assert repr(steptwin.topology(machine, "pod=1")) == "Topology('2x dgx-h100', nodes=2, ranks=16, edits=('pod=1',))"
+
+
 def test_every_result_prints_shows_draws_and_is_json() -> None:
     found = [
         steptwin.predict(PLAN, "dgx-h100"),
