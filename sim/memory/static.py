@@ -111,7 +111,8 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     blocks = [block for chunk in chunks for _, block in chunk]
     found = 0.0
     if framework.precision.autocast:
-        found += 2.0 * sum(part.params for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn"))
+        cast = [part for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn")]
+        found += 2.0 * sum(part.params for part in cast if not part.stored)  # packed weights are 16 bits for one product alone
     summed, sent = train and ranks > 1 and plan.update.summed, BYTES[framework.precision.reduce_dtype]
     habits = framework.data_parallel
     if habits.sums_as_ddp(zero) and summed and habits.packs_gradients and not framework.linears.accumulates:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.model.layers.elementwise import elementwise
+from sim.model.layers.linear import weight_casts
 from sim.model.parts import Part
 from sim.model.share import Share
 from sim.model.specs.decoder import Decoder, Lora
@@ -69,13 +70,16 @@ def _still(part: Part) -> Part:
 def _packed(part: Part, share: Share) -> Part:
     """A linear that unpacks its weights for each of its products, and keeps none of what it unpacked (bitsandbytes, autograd/_functions.py:
     MatMul4Bit). Biases stay as they are."""
-    weights = sum(rows * columns for rows, columns in part.matrices)
+    sizes = tuple(rows * columns for rows, columns in part.matrices)
+    weights, products = sum(sizes), list(part.forward)
+    for cast in weight_casts(share, sizes)[0]:  # autocast finds no fp32 weights: what unpacks them writes 16 bits
+        products.remove(cast)
     unpack: Work = MemoryBound("cast", round(NF4 * weights), share.e * weights, share.act)
     rest = (part.params - weights) * share.e
     gradients = max(work.m * (work.n + work.k) for work in part.backward if isinstance(work, Gemm))  # of its input and its result
     return replace(
         part,
-        forward=(unpack, *part.forward),
+        forward=(unpack, *products),
         backward=(unpack, *part.backward),
         untracked=part.untracked + 1,
         stored=(NF4 * weights + rest) / part.params,

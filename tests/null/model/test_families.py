@@ -144,6 +144,21 @@ def test_a_base_in_four_bits_takes_less_memory_and_more_time() -> None:
     assert predict(plan | {"model": {"base": "llama-65b", "lora": {"base": "nf4"}}}, "aws-g6e").fits
 
 
+def test_autocast_casts_and_keeps_no_weights_in_four_bits() -> None:
+    """They unpack to 16 bits for each product (bitsandbytes, MatMul4Bit); autocast keeps copies of the head and of the adapters alone."""
+    plan = {"task": "lora", "seq_len": 512, "framework": "pytorch-amp", "batch": {"global": 1, "micro": 1}}
+    spec = load_model("llama2-7b")
+    assert isinstance(spec, Decoder)
+    found = predict(plan | {"model": {"base": "llama2-7b", "lora": {"base": "nf4"}}}, "dgx-a100")
+    network = describe(replace(spec, lora=Lora(base="nf4")), Shape(micro=1, seq=512), load_framework("pytorch-amp"))
+    parts = [part for _, block in network.blocks for part in block.parts]
+    assert found.memory.gathered == 2 * sum(part.params for part in parts if part.cls == "gemm" and not part.stored)
+    packed = [part for part in parts if part.stored]
+    assert packed and not [
+        work for part in packed for work in part.forward if isinstance(work, MemoryBound) and work.read == 4 * part.params
+    ]
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
