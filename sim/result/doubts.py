@@ -31,6 +31,7 @@ def doubts(setting: Setting, report: MemoryReport) -> list[str]:
         *_unmixed(setting),
         *_captured(setting),
         *_recorded(setting),
+        *_adapters(setting),
         *_for_nothing(setting),
         *_full(setting, report),
         *_host_full(setting),
@@ -116,6 +117,16 @@ def _recorded(setting: Setting) -> Iterator[str]:
         yield (
             f"compile = true: the kernels of {setting.network.name} are those that it launched without a compiler when it was captured. What a compiler "
             "would fuse is not counted, the host's time for launches alone is less"
+        )
+
+
+def _adapters(setting: Setting) -> Iterator[str]:
+    """A plan that trained adapters, with another task and the same table."""
+    parts = [part.name for block in setting.network.kinds for part in block.parts]
+    if setting.plan.task == "finetune" and any(name.endswith(".lora") for name in parts):
+        yield (
+            'task = "finetune": the [model] table has lora, so adapters alone are trained, as with task = "lora", which says that this is meant. '
+            "Leave lora out to train all parameters"
         )
 
 

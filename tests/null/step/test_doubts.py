@@ -41,6 +41,7 @@ def said(plan: dict[str, Any], on: str, *edits: str) -> list[str]:
             "tp = 2: ranks 0 to 8 lie on 2 nodes.* Let placement begin with tp",
         ),
         ({"model": EXPERTS, "cuda_graphs": True}, "dgx-h100", (), "how many rows an expert gets depends on the data"),
+        ({"model": SMALL | {"lora": {"rank": 8}}, "task": "finetune"}, "dgx-h100", (), "adapters alone are trained"),
         ({"memory": {"recompute": "selective"}}, "dgx-h100", (), 'recompute = "selective" runs attention\'s core again'),
         (
             {"model": EXPERTS, "parallel": {"tp": 2, "ep": 4, "dp_replicate": 4}, "batch": {"global": 4, "micro": 1}},
@@ -49,7 +50,7 @@ def said(plan: dict[str, Any], on: str, *edits: str) -> list[str]:
             r"megatron-core splits them over tp = 2 too .*parallel.etp = 2 predicts that",
         ),
     ],
-    ids=["idle nodes", "wide tp", "astride", "placement", "captured", "for nothing", "whole experts"],
+    ids=["idle nodes", "wide tp", "astride", "placement", "captured", "adapters", "for nothing", "whole experts"],
 )  # fmt: skip
 def test_what_is_hardly_meant_is_said(plan: dict[str, Any], on: str, edits: tuple[str, ...], words: str) -> None:
     assert [text for text in said(plan, on, *edits) if re.search(words, text)], said(plan, on, *edits)
@@ -63,6 +64,8 @@ def test_what_is_hardly_meant_is_said(plan: dict[str, Any], on: str, edits: tupl
         ({"model": EXPERTS, "parallel": {"dp_replicate": 16, "ep": 16}}, "2x dgx-h100", ()),  # experts are spread over nodes
         ({"parallel": {"tp": 8, "cp": 2}}, "2x dgx-h100", ()),  # so are long sequences, beside tensor ranks that fill a node
         ({"memory": {"recompute": "selective"}, "attention": "math"}, "dgx-h100", ()),
+        ({"model": SMALL | {"lora": {"rank": 8}}, "task": "lora"}, "dgx-h100", ()),
+        ({"task": "finetune"}, "dgx-h100", ()),
         ({"model": EXPERTS, "parallel": {"tp": 2, "ep": 4, "etp": 1, "dp_replicate": 4}}, "dgx-h100", ()),
         ({"model": EXPERTS, "parallel": {"tp": 2, "ep": 4, "dp_replicate": 4}, "framework": "megatron-bridge"}, "dgx-h100", ()),
         ({"memory": {"recompute": "selective", "recompute_modules": ["mlp"]}}, "dgx-h100", ()),
