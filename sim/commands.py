@@ -190,7 +190,7 @@ def _studies(app: typer.Typer, desk: Desk) -> None:
             raise typer.Exit(3)
 
 
-_COLLECTIVES = "all_reduce all_gather reduce_scatter all_to_all broadcast reduce barrier"
+_COLLECTIVES = "all_reduce all_gather reduce_scatter all_to_all broadcast reduce barrier send"
 _ALGORITHMS = "auto ring tree nvls pat collnet hierarchical"
 """What `sim.cost.collective` knows, which takes long to load for a line of help; tested to be the same words."""
 _LARGEST = "64 MiB"

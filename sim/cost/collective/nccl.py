@@ -33,7 +33,7 @@ def choices(name: str, size: float, shape: GroupShape) -> list[Choice]:
     if name == "send":
         return [message(size, shape)]
     if name not in NAMES:
-        raise UnknownName("collective", name, NAMES)
+        raise UnknownName("collective", name, (*NAMES, "send"))
     if shape.ranks < 2:
         return [Choice(0.0, 0.0, "none", "Simple", 0.0)]
     if name == "all_to_all":

@@ -109,6 +109,12 @@ def test_the_table_refuses_what_is_not_there(change: dict, error: type[Exception
         collective_table(**({"name": "all_reduce", "largest": "1 MiB", "on": "dgx-h100", "ranks": None} | change))
 
 
+def test_a_message_is_among_what_the_table_knows() -> None:
+    with pytest.raises(UnknownName, match=r"Allowed: .* send$"):
+        collective_table("sendrecv", "1 MiB", "dgx-h100", None)
+    assert collective_table("send", "1 MiB", "2x dgx-h100", None)["ranks"] == 2
+
+
 @pytest.mark.no_cover
 @settings(max_examples=80, deadline=None)
 @given(
