@@ -13,6 +13,7 @@ from sim.lower.data_parallel.buckets import asked_bucket
 from sim.lower.optimizer import muon, outer
 from sim.lower.optimizer.owned import copy_width, flat_bytes, moment_width, shard_width, states
 from sim.memory.overhead import constants
+from sim.model.layers.redo import whole_again
 from sim.model.parts import Block, Network
 from sim.model.stages import Blocks, reader
 from sim.optimizers import OPTIMIZERS
@@ -103,7 +104,7 @@ def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
 def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], ranks: int, trained: float, tied: bool) -> float:
     """DDP without gradient views: buckets as large as the gradients, in the dtype that travels. Who names a bucket (Horovod's fusion
     buffer, apex's and DeepSpeed's flat copies) fills it again and again, as large as the plan wants it (`named`); who packs none has none.
-    autocast: 16-bit copies, alive until backward. A hook casts a bucket into another one, and DDP's first bucket is all gradients; sums
+    autocast: 16-bit copies (`_copied`). A hook casts a bucket into another one, and DDP's first bucket is all gradients; sums
     that lie apart in a flat buffer are cast whole. FSDP: `_unsharded`. `trained`: elements of the gradients."""
     train, (zero, _) = plan.task != "forward", sharding_of(plan, framework)
     if zero == 3:
@@ -111,8 +112,7 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     blocks = [block for chunk in chunks for _, block in chunk]
     found = 0.0
     if framework.precision.autocast:
-        cast = [part for block in blocks for part in block.parts if part.cls in ("gemm", "conv", "moe", "rnn")]
-        found += 2.0 * sum(part.params for part in cast if not part.stored)  # packed weights are 16 bits for one product alone
+        found += 2.0 * _copied(plan, chunks)
     summed, sent = train and ranks > 1 and plan.update.summed, BYTES[framework.precision.reduce_dtype]
     habits = framework.data_parallel
     if habits.sums_as_ddp(zero) and summed and habits.packs_gradients and not framework.linears.accumulates:
@@ -125,6 +125,23 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
     if plan.precision in framework.linears.kept_casts:
         found += 2.0 * BYTES[plan.precision] * sum(part.narrow for block in blocks for part in block.parts)
     return found + _packed(plan, framework, zero) * train
+
+
+def _copied(plan: Plan, chunks: tuple[Blocks, ...]) -> int:
+    """Elements of the 16-bit copies that autocast makes of fp32 weights and that live until backward. Its cache has those of trained ones (torch's
+    cached_cast asks for requires_grad), autograd those of frozen ones that a gradient goes through, unless their layer runs again for backward: of
+    the others the largest lives, one after the other. Packed weights are 16 bits for one product alone."""
+    kept, largest = 0, 0
+    for chunk in chunks:
+        for (_, block), again in zip(chunk, whole_again(plan.memory, chunk), strict=True):
+            for part in block.parts:
+                if part.cls not in ("gemm", "conv", "moe", "rnn") or part.stored:
+                    continue
+                if part.frozen and (again or part.detached or plan.task == "forward"):
+                    largest = max(largest, part.params)
+                else:
+                    kept += part.params
+    return kept + largest
 
 
 def _packed(plan: Plan, framework: Framework, zero: int) -> int:

@@ -264,6 +264,22 @@ def test_autocast_copies_are_counted() -> None:
     assert found.gathered == 2 * 12 * (12 * 768**2 + 9 * 768)  # weights and biases of the layers' linears
 
 
+@pytest.mark.parametrize(("recompute", "layers", "whole"), [("none", 0, 4), ("full", 2, 2), ("full", 0, 0)])
+def test_autocast_keeps_no_copies_of_frozen_weights_whose_layers_run_again(recompute: str, layers: int, whole: int) -> None:
+    """Its cache takes trained weights alone; of frozen ones autograd keeps what a gradient goes through. Of layers that run again the largest linear's
+    copy lives."""
+    model = {"base": "llama3-8b", "layers": 4}
+    memory = {"recompute": recompute, "recompute_layers": layers}
+    plan = {"model": model, "seq_len": 512, "framework": "pytorch-amp", "task": "lora", "memory": memory}
+    found = bind(plan, "dgx-h100")
+    linears = [part for part in dict(found.network.blocks)["L1"].parts if part.cls == "gemm"]
+    frozen, adapters = (sum(part.params for part in linears if part.frozen == cold) for cold in (True, False))
+    largest = max(part.params for part in linears if part.frozen)
+    head = sum(part.params for part in dict(found.network.blocks)["head"].parts if part.cls == "gemm")
+    copies = whole * frozen + 4 * adapters + head + (largest if whole < 4 else 0)
+    assert memory_of(found.plan, found.network, found.framework).gathered == pytest.approx(2 * copies, rel=1e-3)
+
+
 @pytest.mark.parametrize(("name", "precision", "each"), [
     ("megatron-core", "bf16", 0), ("megatron-core", "fp8", 2), ("megatron-core", "nvfp4", 1), ("megatron-bridge", "mxfp8", 0), ("megatron-bridge", "nvfp4", 1),
     ("torchtitan", "fp8", 0),
