@@ -98,6 +98,11 @@ class Topology:
         return self._below > 0
 
     @property
+    def rerouted(self) -> bool:
+        """Switches between the nodes, or cables of theirs, have failed: what went over them takes those that are left, beside who took them before."""
+        return bool(self.cluster.fabric.failed)
+
+    @property
     def even(self) -> bool:
         """Is the first node (`even_on`)?"""
         return self.even_on(0)
@@ -148,7 +153,9 @@ class Topology:
 
     def beside(self, rank: int) -> Sequence[int]:
         """The ranks whose messages may fill the same cables as the rank's, itself among them: those of its node, and of the nodes below the same
-        switches where these pass less up than they take from below."""
+        switches where these pass less up than they take from below; where some switch has failed, all."""
+        if self.rerouted:
+            return range(self.gpus)
         if not self.narrow or len(self.cluster.runs) > 1:
             return self.on_node(rank)
         first = self.node(rank) // self._below * self._below

@@ -8,7 +8,7 @@ alike, it is known at once: one rank per stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -162,9 +162,30 @@ def _refine(mesh: Mesh, role_of: tuple[str, ...], axes: tuple[str, ...], places:
         colours, now = _number([tuple(part) for part in parts])
         if now == count:
             found = _firsts(colours)
+            lots = _lots(groups, found) if places and places.slow else []
+            if lots:
+                colours, count = _number(list(zip(colours, lots, strict=True)))
+                continue
             return found if not places or not places.free else _merged(found, role_of, places.free(list(axes), sorted(set(found))), most)
         count = now
     return []
+
+
+def _lots(groups: Mapping[str, Sequence[tuple[int, ...]]], stands_for: Sequence[int]) -> list[object]:
+    """For each rank the groups of its that would be simulated as another one's, though ranks that stand for others are in both: only one of them would
+    be seen on its links, and who shares those of the other would not wait for it. Nothing where there are none."""
+    found: list[list[object]] = [[] for _ in stands_for]
+    apart = False
+    for axis, of in groups.items():
+        shown: dict[tuple[int, ...], int] = {}
+        for group in of:
+            if any(stands_for[rank] == rank for rank in group):
+                who = tuple(sorted({stands_for[rank] for rank in group}))
+                lot = shown[who] = shown.get(who, -1) + 1
+                apart = apart or lot > 0
+                for rank in group if lot else ():
+                    found[rank].append((axis, lot))
+    return [tuple(own) for own in found] if apart else []
 
 
 def _crossed(between: Sequence[Passage], colours: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:

@@ -1,4 +1,4 @@
-"""Links between switches that ranks' meetings take, on a fabric that passes less up than it takes from below."""
+"""Links between switches that ranks' meetings take, on a fabric that passes less up than it takes from below, or of which a part has failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topologies.graph import Topology
 
 def crossing_of(mesh: Mesh, topology: Topology) -> Crossing | None:
     """None where ranks never lack rate between switches."""
-    if not topology.narrow or topology.nodes_of(mesh.world) == 1:
+    if not (topology.narrow or topology.rerouted) or topology.nodes_of(mesh.world) == 1:
         return None
     return lambda axes: _passages(mesh, topology, axes)
 

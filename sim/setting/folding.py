@@ -67,10 +67,11 @@ def _firsts(topology: Topology, world: int) -> list[int]:
 
 
 def _comparable(topology: Topology) -> bool:
-    """May ranks of unequal nodes be told apart by their nodes alone? Where as many sit on each, one after the other, and none lacks rate between nodes."""
+    """May ranks of unequal nodes, or nodes on unequal ways, be told apart by their nodes and by whom they meet on a way (`crossing_of`)? Where as many
+    sit on each node, one after the other, and no unequal ones lack rate between them."""
     cluster = topology.cluster
-    same = len({run.ranks for run in cluster.runs}) == 1
-    return same and not (cluster.scatter or cluster.fabric.failed or topology.narrow)
+    equal = len(cluster.runs) == 1 and not cluster.special
+    return len({run.ranks for run in cluster.runs}) == 1 and not cluster.scatter and (equal or not topology.narrow)
 
 
 def _cuts(mesh: Mesh, size: int) -> bool:
