@@ -58,8 +58,14 @@ def _changes(plan: Plan, node: int) -> list[tuple[str, ...]]:
         changes += [(f"parallel.schedule={name}", "parallel.virtual_stages=1") for name in ("zb-h1", "zb-v")]
     changes += [(f"data.workers={count}",) for count in _LOADERS if count > plan.data.workers]
     changes += [] if framework_of(plan).te_attention else [("compile=true",)]  # TransformerEngine's modules are its own kernels
-    changes += [("cuda_graphs=true",), ("optimizer.implementation=fused",), ("attention=flash",)]
+    changes += [_graphs(plan), ("optimizer.implementation=fused",), ("attention=flash",)]
     return changes + _inner(plan) + _switched(plan, node)
+
+
+def _graphs(plan: Plan) -> tuple[str, ...]:
+    """A graph of the step holds experts only where the rows of each are filled up to a fixed number (`sim.result.doubts`)."""
+    filled = plan.parallel.capacity or not getattr(model_of(plan), "moe", None)
+    return ("cuda_graphs=true",) if filled else ("cuda_graphs=true", "parallel.capacity=1")
 
 
 def _recomputed(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:

@@ -207,3 +207,16 @@ def test_changes_of_what_does_not_fit_are_those_that_make_it_fit() -> None:
     found = explaining.best_changes(bind(plan, "dgx-h100"), 1e-3, tries=2)
     assert found and all(change.gain < 0 for change in found)
     assert all(explaining.fits(bind(load_plan(plan, change.overrides), "dgx-h100")) for change in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "capacity", "proposed"),
+    [
+        ("llama3-8b", 0, ("cuda_graphs=true",)),
+        ("mixtral-8x7b", 0, ("cuda_graphs=true", "parallel.capacity=1")),
+        ("mixtral-8x7b", 2, ("cuda_graphs=true",)),
+    ],
+)
+def test_a_graph_of_experts_is_proposed_with_what_it_takes(model: str, capacity: float, proposed: tuple[str, ...]) -> None:
+    plan = load_plan({"model": model, "batch": {"global": 8}, "parallel": {"dp_shard": 8, "capacity": capacity}})
+    assert [words for words, _ in neighbours(plan) if words[0] == "cuda_graphs=true"] == [proposed]
