@@ -13,8 +13,10 @@ from topologies.table import parse_toml
 
 SHORT = {
     "tp": "parallel.tp",
+    "tp_overlap": "parallel.tp_overlap",
     "pp": "parallel.pp",
     "cp": "parallel.cp",
+    "cp_kind": "parallel.cp_kind",
     "ep": "parallel.ep",
     "etp": "parallel.etp",
     "capacity": "parallel.capacity",
