@@ -32,6 +32,9 @@ class Reliability(msgspec.Struct, frozen=True, kw_only=True):
     """Of a failed node (assumed)."""
 
     def __post_init__(self) -> None:
+        for name in ("mtbf_gpu", "mtbf_node", "restart", "repair"):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, (int, float)):
+                raise BadInput(f"{name} = {value!r:.40}: a number of seconds, such as {name} = 600")
         for name in ("mtbf_gpu", "mtbf_node"):
             if not getattr(self, name) > 0:
                 raise BadInput(f"{name} = {getattr(self, name)} s must be above zero (infinite: never fails)")

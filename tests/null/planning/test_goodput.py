@@ -172,10 +172,12 @@ def test_checkpoints_that_cost_nothing_are_made_after_every_step() -> None:
         {"mtbf_gpu": math.nan},
         {"restart": -1.0},
         {"repair": math.inf},
+        {"restart": "5 min"},
+        {"mtbf_node": None},
         {"spares": -1},
         {"spares": 1.5},
     ],
 )
-def test_reliability_that_cannot_be_is_refused(said: dict[str, float]) -> None:
+def test_reliability_that_cannot_be_is_refused(said: dict[str, object]) -> None:
     with pytest.raises(BadInput, match=next(iter(said))):
         Reliability(**said)  # type: ignore[arg-type]
