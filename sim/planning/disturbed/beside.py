@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,11 +74,6 @@ class Pace(NamedTuple):
         return self.averaging / (every * self.plain + self.averaging)
 
 
-def steps_beside(jobs_: Sequence[Placement], steps: Sequence[int], calibration: str | Path | None = None) -> list[float]:
-    """Seconds of a mean step of each: `paces`."""
-    return [pace.step for pace in paces(jobs_, steps, calibration)]
-
-
 def paces(
     jobs_: Sequence[Placement],
     steps: Sequence[int],
@@ -100,28 +95,15 @@ def paces(
         steps = [2 * count for count in steps]
 
 
-def steps_alone_of(setting: Setting, counts: tuple[int, ...], calibration: str | Path | None = None) -> list[float]:
-    """Seconds of steps of so many micro-batches each, one after the other, of a job that has the machine to itself."""
-    job = _placed(setting, tuple(range(setting.plan.world)), len(counts), calibration, False, counts)
-    run = _Run(job.program, job.pricer, None, _stand_ins([job], setting.topology)[0], {})
-    run.begin()
-    run.clocks.agenda.run()
-    run.check()
-    return [end - begin for begin, end in pairwise((0.0, *run.ends()))]
-
-
-def _placed(
-    setting: Setting, places: tuple[int, ...], steps: int, calibration: str | Path | None, still: bool, counts: tuple[int, ...] = ()
-) -> Placed:
-    """So many steps of a job, without output; `counts`: micro-batches of each, where these are not the plan's."""
+def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: str | Path | None, still: bool) -> Placed:
+    """So many steps of a job, without output."""
     update = setting.plan.update
     period = followed(setting)
-    if not counts:
-        steps = max(steps, warmed(period) + period + 1) if period else max(steps, _LEAST[update.mode])
+    steps = max(steps, warmed(period) + period + 1) if period else max(steps, _LEAST[update.mode])
     update = msgspec.structs.replace(update, every=NEVER if still else period or min(update.every, OFTEN))
     plan = msgspec.structs.replace(setting.plan, output=Output(), update=update)
-    program = program_for(setting, steps, plan, counts=counts)
-    if program.device == "cpu" and not counts:  # loaders share cores with training: they fill their store, keep it full, and it is emptied
+    program = program_for(setting, steps, plan)
+    if program.device == "cpu":  # loaders share cores with training: they fill their store, keep it full, and it is emptied
         program = program_for(setting, steps + 3 * stored(program), plan)
     pricer = pricer_for(setting, calibration, places=places, clock=clock_under_load(setting, calibration))
     return Placed(program, PlacedPricer(pricer, places, setting.topology), places)

@@ -10,22 +10,18 @@ add to a step is taken to be the same with the fault.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from sim.engine.steps import Step
 from sim.files.machinefile import machine_words
 from sim.memory.report import UNFIT
 from sim.plan import Plan
-from sim.planning.disturbed.beside import ENOUGH, steps_alone_of, steps_beside
 from sim.planning.progress import Progress, Say
-from sim.predict import clock_under_load
+from sim.predict import predict_setting
 from sim.result.figures import fits
 from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
-from sim.steady.rounds import Rounds, rounds_of, shortens
-from sim.steady.shortened import Run
 from sim.steady.stalls import output_seconds
 from sim.tables import Tabular
 from topologies.errors import BadInput
@@ -83,14 +79,13 @@ def faults(
     held = {fault: _read(fault) for fault in tried}
     broken = {edit: _broken(setting, edit) for edit, _ in held.values()}
     progress = Progress(1 + len(broken), "machines simulated, the whole one and each with a fault", say)
-    rounds = _rounds(setting, calibration)
-    whole = _step(setting, calibration, rounds)
+    whole = _step(setting, calibration)
     stall = output_seconds(setting, pricer_for(setting, calibration), whole, [])
     whole += stall
     progress.more()
     steps = {}
     for edit, there in broken.items():
-        steps[edit] = _step(there, calibration, rounds) + stall
+        steps[edit] = _step(there, calibration) + stall
         progress.more()
     rows = []
     for fault in tried:
@@ -152,29 +147,6 @@ def _broken(setting: Setting, edit: str) -> Setting:
     return msgspec.structs.replace(setting, topology=load_topology(setting.topology, (edit,)))
 
 
-class _Few(NamedTuple):
-    """Steps of few micro-batches that tell of many."""
-
-    rounds: Rounds
-    hosts: tuple[float, ...]
-    """What the busiest thread spends in each, whatever is broken."""
-
-
-def _rounds(setting: Setting, calibration: str | Path | None) -> _Few | None:
-    """None where few ops are simulated anyway, or rounds of micro-batches tell nothing (`sim.steady.rounds`)."""
-    rounds = rounds_of(setting) if shortens(setting) else None
-    if rounds is None:
-        return None
-    run = Run(setting.quiet, pricer=pricer_for(setting, calibration, clock=clock_under_load(setting, calibration)))
-    return _Few(rounds, tuple(step.host for step in run.times(rounds.counts)))
-
-
-def _step(setting: Setting, calibration: str | Path | None, few: _Few | None) -> float:
-    """Without output. With and without the fault, every cable of the network is there, and ranks are put together only where the fault leaves
-    them equal: a fault anywhere on a ring must be seen. `few`: where they are alike on this machine, too, they are simulated instead."""
-    if few is not None:
-        times = steps_alone_of(setting, few.rounds.counts, calibration)
-        steps = [Step(*both) for both in zip(times, few.hosts, strict=True)]
-        if few.rounds.alike(steps):
-            return few.rounds.extended(times[-2], times[-1])
-    return steps_beside([(setting, tuple(range(setting.plan.world)))], [ENOUGH], calibration)[0]
+def _step(setting: Setting, calibration: str | Path | None) -> float:
+    """Without output, as `predict` says it: ranks are put together only where a fault leaves them equal."""
+    return predict_setting(setting.quiet, calibration=calibration, detail=False).step_time_s

@@ -37,6 +37,10 @@ EDITS = [
 ]
 
 
+def _steps(jobs: Any, counts: list[int]) -> list[float]:
+    return [pace.step for pace in beside.paces(jobs, counts)]
+
+
 def _settings(split: dict[str, int], edit: str, on: str = "3x dgx-h100") -> Setting:
     return bind(BASE | {"parallel": split}, on, (edit,) if edit else ())
 
@@ -71,18 +75,18 @@ def test_jobs_together_as_rank_by_rank(
         bind(BASE | {"parallel": split, "batch": {"global": 2 * next(iter(split.values())), "micro": 2}}, machine) for split in splits
     ]
     places = placed([s.plan.world for s in settings], machine, how)
-    found = beside.steps_beside(list(zip(settings, places, strict=True)), [4, 4])
+    found = _steps(list(zip(settings, places, strict=True)), [4, 4])
     monkeypatch.setattr(beside, "stand_ins", one_by_one)
-    assert found == pytest.approx(beside.steps_beside(list(zip(settings, places, strict=True)), [4, 4]), rel=1e-9)
+    assert found == pytest.approx(_steps(list(zip(settings, places, strict=True)), [4, 4]), rel=1e-9)
 
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(f"{k}{v}" for k, v in split.items()))
 def test_together_as_rank_by_rank(split: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     edits = EDITS[SPLITS.index(split) % 4 :: 4]
-    found = [beside.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
+    found = [_steps([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
     monkeypatch.setattr(beside, "stand_ins", one_by_one)
-    each = [beside.steps_beside([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
+    each = [_steps([(s, tuple(range(24)))], [3])[0] for s in (_settings(split, edit) for edit in edits)]
     assert found == pytest.approx(each, rel=1e-9)
 
 
@@ -95,9 +99,9 @@ def test_pipelines_stand_for_those_on_equal_nodes(edit: str, simulated: int, mon
     setting = bind(plan, "3x dgx-h100", (edit,) if edit else ())
     ranks = tuple(range(24))
     assert len(set(_stand_ins(setting))) == simulated
-    found = beside.steps_beside([(setting, ranks)], [2])
+    found = _steps([(setting, ranks)], [2])
     monkeypatch.setattr(beside, "stand_ins", one_by_one)
-    assert found == pytest.approx(beside.steps_beside([(setting, ranks)], [2]), rel=1e-9)
+    assert found == pytest.approx(_steps([(setting, ranks)], [2]), rel=1e-9)
 
 
 def test_a_broken_node_stays_apart() -> None:
@@ -135,10 +139,10 @@ def test_groups_that_meet_on_a_cable_are_told_apart(how: str, edits: tuple[str, 
         return found
 
     monkeypatch.setattr(beside, "stand_ins", counted)
-    found = beside.steps_beside(pairs, [4, 4])
+    found = _steps(pairs, [4, 4])
     assert sum(counts) < 32 or "slow" in edits[-1]
     monkeypatch.setattr(beside, "stand_ins", one_by_one)
-    assert found == pytest.approx(beside.steps_beside(pairs, [4, 4]), rel=1e-9)
+    assert found == pytest.approx(_steps(pairs, [4, 4]), rel=1e-9)
 
 
 @pytest.mark.no_cover
@@ -147,9 +151,9 @@ def test_flows_that_share_a_cable_are_all_simulated(monkeypatch: pytest.MonkeyPa
     setting = bind(BASE | {"parallel": {"dp_shard": 16, "dp_replicate": 2, "zero": 3}, "batch": {"global": 96, "micro": 3}}, "32x dgx-h100",
                    ("ranks_per_node=1", "rails=1", "pod=2", "spines=1"))  # fmt: skip
     assert len(set(_stand_ins(setting))) == 2
-    found = beside.steps_beside([(setting, tuple(range(32)))], [3])
+    found = _steps([(setting, tuple(range(32)))], [3])
     monkeypatch.setattr(beside, "stand_ins", one_by_one)
-    assert found == pytest.approx(beside.steps_beside([(setting, tuple(range(32)))], [3]), rel=1e-9)
+    assert found == pytest.approx(_steps([(setting, tuple(range(32)))], [3]), rel=1e-9)
 
 
 @pytest.mark.no_cover

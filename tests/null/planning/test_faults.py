@@ -11,7 +11,6 @@ from sim.files.planfile import load_plan
 from sim.planning.disturbed import faults as module
 from sim.planning.disturbed.faults import faults, usual
 from sim.predict import predict
-from sim.setting.bind import bind
 from topologies.errors import BadInput
 from topologies.load import load_topology
 
@@ -109,7 +108,7 @@ def test_one_fault_may_be_given_alone() -> None:
 @pytest.mark.parametrize("fault", ["nonsense", "flap=nic:n0/nic0", "flap=nic:n0/nic0:1.5", "fail=nic:n9/nic0", "slow=r99:0.8", "rails=4"])
 def test_what_cannot_fail_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once: no fault before it is simulated first, whose figures would be lost."""
-    monkeypatch.setattr(module, "steps_beside", None)
+    monkeypatch.setattr(module, "predict_setting", None)
     with pytest.raises(BadInput):
         faults(PLAN, WIDE, ("slow=r0:0.8", fault), edits=EDITS)
 
@@ -165,11 +164,9 @@ def test_many_micro_batches_are_told_by_few(monkeypatch: pytest.MonkeyPatch) -> 
     plan = {"model": model, "framework": "megatron-core", "seq_len": 4096, "batch": {"global": 72, "micro": 1}}
     plan |= {"parallel": {"dp_shard": 2, "zero": 1, "tp": 2, "pp": 4, "placement": "tp,dp,cp,pp"}, "output": {"log_every": 1}}
     tried = ("slow=r15:0.8", "fail=nvswitch:n0/1")
-    monkeypatch.setattr(sim.steady.detail, "OPS_QUICK", 1000)
-    assert module._rounds(bind(plan, "2x dgx-h100"), None)
-    few = faults(plan, "2x dgx-h100", tried)
-    monkeypatch.setattr(module, "_rounds", lambda setting, calibration: None)
     whole = faults(plan, "2x dgx-h100", tried)
+    monkeypatch.setattr(sim.steady.detail, "OPS_QUICK", 1000)
+    few = faults(plan, "2x dgx-h100", tried)
     assert few.step_time_s == pytest.approx(whole.step_time_s, rel=1e-4)
     slowdowns = [(one.fault, one.slowdown) for one in few.rows]
     assert slowdowns == [(one.fault, pytest.approx(one.slowdown, rel=1e-4)) for one in whole.rows]

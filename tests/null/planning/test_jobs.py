@@ -13,7 +13,7 @@ from sim.files.planfile import load_plan
 from sim.lower.step import lower
 from sim.planning.disturbed import beside
 from sim.planning.disturbed import jobs as module
-from sim.planning.disturbed.beside import ENOUGH, steps_beside
+from sim.planning.disturbed.beside import ENOUGH, paces
 from sim.planning.disturbed.jobs import Jobs, jobs
 from sim.planning.disturbed.places import PlacedPricer, placed, spoken
 from sim.predict import predict
@@ -137,7 +137,7 @@ def test_a_job_alone_takes_what_its_trace_takes() -> None:
     ranks = tuple(range(setting.plan.world))
     program = lower(setting.plan, setting.network, setting.framework, setting.topology.kind, ENOUGH)
     ends = step_ends(simulate(program, PlacedPricer(pricer_for(setting), ranks, setting.topology), symmetry=False))
-    assert steps_beside([(setting, ranks)], [ENOUGH])[0] == pytest.approx((ends[3] - ends[1]) / 2, rel=1e-9)
+    assert paces([(setting, ranks)], [ENOUGH])[0].step == pytest.approx((ends[3] - ends[1]) / 2, rel=1e-9)
 
 
 def test_more_ranks_than_can_be_simulated_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
