@@ -37,8 +37,8 @@ class DataParallel(Habits, frozen=True, kw_only=True):
     """FSDP's gathered parameters are copied out of a buffer, and gradients into one before they are scattered: one for all tensors of a layer
     (torch's _fsdp_collectives.py), or what a compiled loop carries from layer to layer. False: collectives on the tensors themselves."""
     quantises_gathered: Literal["", "forward", "passes", "shards"] = ""
-    """ZeRO-3's gathered 16-bit weights of 8-bit linears are cast whole, beside their transpose: in each forward pass, or in each pass (what is
-    rematerialised for backward casts them again). shards: each rank's part is cast, and travels in 8 bits. "": they are not cast."""
+    """16-bit weights of 8-bit linears are cast whole, beside their transpose: in each forward pass, or in each pass (what is rematerialised for backward
+    casts them again); ZeRO-3's as they have been gathered. shards: with ZeRO-3 each rank's part is cast, and travels in 8 bits. "": they are not."""
     sends_narrow: tuple[Literal["fp8", "mxfp8", "nvfp4"], ...] = ()
     """Precisions whose weights are parameters of 8 bits, and are gathered as such (Megatron's fp8_param_gather). Those with scales of blocks travel in
     16 bits and are made narrow afterwards (reuse_grad_buf_for_mxfp8_param_ag)."""

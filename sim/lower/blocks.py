@@ -52,7 +52,9 @@ def _lowered(job: Job, name: str, block: Block, first: bool, again: bool) -> Blo
         return BlockOps(name, block, tuple(parts))
     redo, end = _again(job, name, block, saved)
     held = recomputed.packed(job, name, block, recomputed.keep_input(parts, block.saved_input))
-    return BlockOps(name, block, held, redo) if end == len(parts) else BlockOps(name, block, recomputed.on_demand(held, end, redo))
+    if end < len(parts):
+        return BlockOps(name, block, recomputed.on_demand(held, end, redo), again=True)
+    return BlockOps(name, block, held, redo, again=True)
 
 
 def _again_some(job: Job, name: str, parts: tuple[Part, ...], back: int) -> Iterator[Op]:

@@ -12,7 +12,6 @@ from sim.plan import Plan
 from sim.schedule import Name
 from sim.schedule.reading import name_of
 from sim.schedule.shards import by_actions
-from sim.work import BYTES
 
 EAGER = ("python", "te", "te-graphs")
 """Hosts that run Python modules and autograd beside the launches."""
@@ -130,19 +129,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """ZeRO-1 and -2: updated parameters are gathered beside the next forward, not after the update. What owners broadcast is not
         (Megatron-Core's LayerWiseDistributedOptimizer wants overlap_param_gather off)."""
         return self.train and self.zero in (1, 2) and self.framework.data_parallel.overlap_param and not self.owns_tensors
-
-    @property
-    def narrows_once(self) -> bool:
-        """Weights of linears in 8 bits or 4 are made of those of 16 bits once a step: what TransformerEngine keeps from the first micro-batch on, or
-        parameters with scales of blocks, after they have come in 16 bits."""
-        kept, habits = self.framework.linears.kept_casts, self.framework.data_parallel
-        return (
-            self.train
-            and self.zero < 3
-            and bool(kept)
-            and self.plan.precision not in habits.sends_narrow
-            and BYTES[self.plan.precision] < 2
-        )
 
     def gathered_bytes(self, elements: int, narrow: int) -> int:
         """Of so many parameters on their way to who gathers them: one for each of the `narrow` ones, of linears in 8 bits, where these travel so."""

@@ -9,11 +9,11 @@ from collections.abc import Collection
 from functools import partial
 from typing import Literal, NamedTuple
 
+from sim.lower import narrow
 from sim.lower.accumulate import Way, accumulate
 from sim.lower.job import Job
-from sim.lower.ops import compute
 from sim.lower.short import Shortener
-from sim.lower.template import BlockOps, Ops, PartOps, Template, name_of
+from sim.lower.template import BlockOps, Ops, PartOps, Template
 from sim.program import LATER
 
 Pieces = list[tuple[PartOps, Ops]]
@@ -115,21 +115,17 @@ def _line(chunk: Chunk, kind: Template, block: BlockOps, variant: Variant, besid
 
 def _runs(chunk: Chunk, block: BlockOps, variant: Variant) -> list[Ops]:
     if variant.base == "fwd":
-        return [ops for part in block.parts for ops in (_narrowed(chunk, part) if variant.narrows else (), part.forward)]
+        return [ops for part in block.parts for ops in (_narrowed(chunk, part, variant, block.again), part.forward)]
     return [ops for _, runs in _parts(chunk, block, variant) for ops in runs]
 
 
-def _narrowed(chunk: Chunk, part: PartOps) -> Ops:
-    """What makes a part's weights 8- or 4-bit: frozen ones again where they are casts that are kept, not where they are parameters."""
-    job = chunk.job
-    if not part.part.narrowing or (part.part.frozen and job.plan.precision not in job.framework.linears.kept_casts):
+def _narrowed(chunk: Chunk, part: PartOps, variant: Variant, again: bool) -> Ops:
+    """What makes a part's weights 8- or 4-bit for a pass."""
+    if not part.part.narrow or variant.base == "wgrad":
         return ()
-    make = partial(_made_narrow, chunk.job, part)
-    return chunk.short.once(part.part, "narrow", make) if chunk.short else make()
-
-
-def _made_narrow(job: Job, part: PartOps) -> Ops:
-    return (compute(job, f"fwd/{name_of(part.block, part.part)}.narrow", part.part.narrowing, part.part.cls),)
+    job, ahead = chunk.job, variant.base == "fwd"
+    make = partial(narrow.forward, job, part, variant.narrows) if ahead else partial(narrow.backward, job, part, again)
+    return chunk.short.once(part.part, f"narrow.{variant.base}.{variant.narrows if ahead else again}", make) if chunk.short else make()
 
 
 def _cut(chunk: Chunk, block: BlockOps, variant: Variant, ends: Collection[str]) -> Pieces:
@@ -156,6 +152,6 @@ def _parts(chunk: Chunk, block: BlockOps, variant: Variant) -> list[Loose]:
         if not variant.input_only:
             make = partial(accumulate, chunk.job, part, variant.how)
             added = short.once(part.part, variant.how, make) if short else make()
-        found.append((part, [again, ops, added]))
+        found.append((part, [again, _narrowed(chunk, part, variant, block.again), ops, added]))
         again = ()
     return found

@@ -60,7 +60,7 @@ class Shortener:
         found = self._named.get((id(template), name))
         if found is None:
             parts = tuple(PartOps(name, p.part, p.forward, p.backward, p.wgrad, p.joint) for p in template.parts)
-            found = self._named[id(template), name] = BlockOps(name, template.block, parts, template.prelude)
+            found = self._named[id(template), name] = BlockOps(name, template.block, parts, template.prelude, template.again)
         return found
 
     def shares(self, block: BlockOps) -> bool:

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import msgspec
 
-from sim.lower import ends, passes
+from sim.lower import ends, narrow, passes
 from sim.lower.accumulate import Way
 from sim.lower.blocks import lower_block
 from sim.lower.data_parallel import fsdp, replicate, sharded
@@ -197,7 +197,7 @@ def syncs(job: Job, last: bool) -> bool:
 def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> Variant:
     """What an action of `sim.schedule` runs."""
     if kind == "F":
-        return Variant("fwd", gathers=first and _gathers(job, step), narrows=first and job.narrows_once)
+        return Variant("fwd", gathers=first and _gathers(job, step), narrows=first and narrow.once(job))
     if kind == "I":
         return Variant("bwd", input_only=True)
     leave = syncs(job, last) and not job.reduces_apart

@@ -37,6 +37,8 @@ class BlockOps(NamedTuple):
     parts: tuple[PartOps, ...]
     prelude: Ops = ()
     """Before the first op of backward: recomputation, activations brought back."""
+    again: bool = False
+    """Backward runs all of its forward again."""
 
     @property
     def forward(self) -> list[Op]:
@@ -68,4 +70,4 @@ def renamed(template: BlockOps, name: str) -> BlockOps:
         return tuple(found)
 
     parts = [PartOps(name, p.part, ops(p.forward), ops(p.backward), ops(p.wgrad), ops(p.joint)) for p in template.parts]
-    return BlockOps(name, template.block, tuple(parts), ops(template.prelude))
+    return BlockOps(name, template.block, tuple(parts), ops(template.prelude), template.again)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from sim.lower import narrow
 from sim.lower.accumulate import COPY
 from sim.lower.data_parallel import on_host
 from sim.lower.data_parallel.replicate import lane_of
@@ -13,7 +14,7 @@ from sim.lower.data_parallel.units import Sizes, Unit
 from sim.lower.job import Job
 from sim.lower.ops import collective, compute, host, record, wait
 from sim.program import COMPUTE, Op
-from sim.work import HostWork, MemoryBound
+from sim.work import HostWork, MemoryBound, Work
 
 KEPT = "fsdp_inner"
 """The axis along which backward gathers what a smaller mesh has kept (`Parallel.kept_among`)."""
@@ -97,27 +98,18 @@ def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
         casts = (MemoryBound("cast", round(own * 4 / job.param_bytes), own, dtype),) if own and job.framework.precision.master else ()
         copy = MemoryBound("copy", size, size, dtype)
         ops.append(compute(job, f"{phase}/{unit.name}.copy_out", (*casts, copy), COPY, alloc=size, free=travelled))
-    if any(unit.narrow) and (narrowed := _quantised(job, phase, sum(unit.narrow))):
+    if narrowed := _narrowed(job, phase, unit):
         ops.append(compute(job, f"{phase}/{unit.name}.quantise", narrowed, COPY))
     alone = tuple(message for message in unit.messages if message not in sent) if job.plan.parameters_offloaded else ()
     kept = _kept_bytes(job, unit) if job.keeps_among and phase == "bwd" else 0
     return [*ops, holding(record(f"{phase}/{unit.name}.out", COMPUTE), free=on_host.shard_bytes(job, alone) + kept)]
 
 
-def _quantised(job: Job, phase: str, elements: int) -> tuple[MemoryBound, ...]:
-    """What makes whole weights 8-bit in this pass, where it does. With scales of before, both ways at once; with the tensor's own, or one for each
-    row or column, in the way that the pass reads them (torchao, float8_linear.py: matmul_with_hp_or_float8_args casts the weight in forward and
-    once more in backward). Backward does so too with what it recomputes."""
-    how, dtype = job.framework.data_parallel.quantises_gathered, job.framework.precision.param_dtype
-    again, ahead = job.plan.memory.recompute == "full", phase.endswith("fwd")
-    if how not in ("forward", "passes") or (how == "forward" and not (ahead or again)):
+def _narrowed(job: Job, phase: str, unit: Unit) -> tuple[Work, ...]:
+    """What makes whole weights 8-bit, where this pass alone reads what it has gathered."""
+    if not any(unit.narrow) or job.framework.data_parallel.quantises_gathered not in ("forward", "passes") or narrow.each(job):
         return ()
-    cast, largest = MemoryBound("cast", 2 * elements, elements, dtype), MemoryBound("reduce", 2 * elements, 0, dtype)
-    scaling = job.framework.linears.fp8_scaling
-    if scaling in ("delayed", "shared"):
-        return (MemoryBound("cast_transpose", 2 * elements, 2 * elements, dtype),)
-    forward = (cast,) if scaling == "rowwise" else (largest, cast)
-    return forward if ahead else (*(forward if again else ()), largest, cast)
+    return narrow.casts(job, phase.endswith("fwd"), job.plan.memory.recompute == "full", sum(unit.narrow))
 
 
 def keep(job: Job, unit: Unit) -> list[Op]:

@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -77,7 +76,6 @@ class Pace(NamedTuple):
 def paces(
     jobs_: Sequence[Placement],
     steps: Sequence[int],
-    calibration: str | Path | None = None,
     still: Container[int] = (),
     steps_alone: Sequence[float] = (),
 ) -> list[Pace]:
@@ -88,14 +86,14 @@ def paces(
     be simulated one by one.
     """
     while True:
-        placed_ = [_placed(*job, count, calibration, at in still) for at, (job, count) in enumerate(zip(jobs_, steps, strict=True))]
+        placed_ = [_placed(*job, count, at in still) for at, (job, count) in enumerate(zip(jobs_, steps, strict=True))]
         found = _run([setting for setting, _ in jobs_], placed_, steps_alone)
         if all(settled(one.program, one.pricer, pace.step) for one, pace in zip(placed_, found, strict=True)):
             return found
         steps = [2 * count for count in steps]
 
 
-def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: str | Path | None, still: bool) -> Placed:
+def _placed(setting: Setting, places: tuple[int, ...], steps: int, still: bool) -> Placed:
     """So many steps of a job, without output."""
     update = setting.plan.update
     period = followed(setting)
@@ -105,7 +103,7 @@ def _placed(setting: Setting, places: tuple[int, ...], steps: int, calibration: 
     program = program_for(setting, steps, plan)
     if program.device == "cpu":  # loaders share cores with training: they fill their store, keep it full, and it is emptied
         program = program_for(setting, steps + 3 * stored(program), plan)
-    pricer = pricer_for(setting, calibration, places=places, clock=clock_under_load(setting, calibration))
+    pricer = pricer_for(setting, places=places, clock=clock_under_load(setting, None))
     return Placed(program, PlacedPricer(pricer, places, setting.topology), places)
 
 

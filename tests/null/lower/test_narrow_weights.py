@@ -93,3 +93,32 @@ def test_parameters_of_8_bits_travel_in_8(zero: int, experts: int) -> None:
     times = {1: 1, 3: 2 * MICROBATCHES}[zero]
     assert wide == blocks
     assert wide - narrow == pytest.approx(times * LAYERS * (4 * HIDDEN**2 + mlps), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("framework", "parallel", "recompute", "passes"),
+    [
+        ("torchtitan", {"dp_replicate": 8}, "none", {"fwd": 5, "bwd": 5}),  # read for the largest value, and once more to be cast
+        ("torchtitan", {"dp_replicate": 8}, "full", {"fwd": 5, "bwd": 10}),
+        ("torchtitan", {"pp": 2, "dp_shard": 4, "zero": 3}, "none", {"fwd": 5, "bwd": 5}),
+        ("torchtitan-rowwise", {"dp_replicate": 8}, "none", {"fwd": 3, "bwd": 5}),
+        ("torchtitan-float8-gather", {"dp_replicate": 8}, "none", {"fwd": 5, "bwd": 5}),
+        ("llm-foundry", {"dp_replicate": 8}, "none", {"fwd": 4, "bwd": 0}),
+        ("torchtitan-float8-gather", {"pp": 2, "dp_shard": 4, "zero": 3}, "none", {"fwd": 0, "bwd": 0}),
+        ("torchtitan", {"dp_shard": 8, "zero": 3}, "none", {"fwd": 0, "bwd": 0}),  # of what each pass has gathered
+    ],
+)
+def test_weights_that_stay_are_cast_in_each_pass_that_reads_them(
+    framework: str, parallel: dict[str, int], recompute: str, passes: dict[str, int]
+) -> None:
+    """Bytes of an element, pass by pass."""
+    found = narrowings(step(framework, "fp8", parallel=parallel, memory={"recompute": recompute}))
+    here = MICROBATCHES * IN_LAYER * LAYERS  # of two stages half of the layers, and twice as many micro-batches
+    assert {phase: round(moved([op for op in found if op.id.startswith(phase)]) / here, 2) for phase in passes} == passes
+
+
+def test_what_gathers_once_a_step_casts_in_its_passes_alone() -> None:
+    """A pipeline's FSDP keeps what its first forward has gathered: no cast comes with that."""
+    ids = [op.id for op in step("torchtitan", "fp8", parallel={"pp": 2, "dp_shard": 4, "zero": 3})]
+    assert not any(id.endswith(".quantise") for id in ids)
+    assert any(id.endswith(".quantise") for id in (op.id for op in step("torchtitan", "fp8", parallel={"dp_shard": 8, "zero": 3})))
