@@ -258,6 +258,8 @@ def test_overrides_by_one_word_are_those_of_a_sweep() -> None:
         "framework": "torchtitan",
         "seq_len": "64",
         "placement": "cp,tp,dp,pp",
+        "tp_overlap": "true",
+        "cp_kind": "all_gather",
     }
     for word, key in SHORT.items():
         text = values.get(word, "1")
