@@ -5,13 +5,23 @@ Where ZeRO-3 gathers a layer for each pass, it makes them of what it has gathere
 
 from __future__ import annotations
 
+from typing import Literal
+
 from sim.lower.job import Job
 from sim.lower.ops import compute
 from sim.lower.template import Ops, PartOps, name_of
 from sim.work import BYTES, MemoryBound, Work
 
+When = Literal["", "once", "each"]
+"""A pass makes none, those that a step's later passes read too, or its own."""
 
-def once(job: Job) -> bool:
+
+def when(job: Job, first: bool) -> When:
+    """What a pass makes; `first`: the step's first forward."""
+    return "each" if each(job) else "once" if first and _once(job) else ""
+
+
+def _once(job: Job) -> bool:
     """Are they made in a step's first micro-batch? By TransformerEngine, which keeps them; or of parameters with scales of blocks, which have come in
     16 bits."""
     kept, habits = job.framework.linears.kept_casts, job.framework.data_parallel
@@ -43,19 +53,12 @@ def casts(job: Job, ahead: bool, again: bool, elements: int) -> tuple[Work, ...]
     return forward if ahead else (*(forward if again else ()), largest, cast)
 
 
-def forward(job: Job, part: PartOps, first: bool) -> Ops:
-    """Before a part's forward; `first`: of the step. Frozen ones are made again where they are casts that are kept, not where they are parameters."""
-    its = part.part
-    if first and its.narrowing and not (its.frozen and job.plan.precision not in job.framework.linears.kept_casts):
-        return (compute(job, f"fwd/{name_of(part.block, its)}.narrow", its.narrowing, its.cls),)
-    return _in_pass(job, part, "fwd")
-
-
-def backward(job: Job, part: PartOps, again: bool) -> Ops:
-    """Before the gradient of its input; `again`: the layer's forward runs before it once more."""
-    return () if part.part.detached else _in_pass(job, part, "bwd", again)
-
-
-def _in_pass(job: Job, part: PartOps, phase: str, again: bool = False) -> Ops:
-    works = casts(job, phase == "fwd", again, part.part.narrow) if part.part.narrow and each(job) else ()
-    return (compute(job, f"{phase}/{name_of(part.block, part.part)}.narrow", works, part.part.cls),) if works else ()
+def made(job: Job, part: PartOps, how: When, ahead: bool, again: bool) -> Ops:
+    """Before a part's forward (`ahead`), or before the gradient of its input, where the layer's forward may run `again`. What is made once a step is made
+    of frozen weights too where it is a cast that is kept, not where it is a parameter."""
+    its, phase = part.part, "fwd" if ahead else "bwd"
+    if how == "each":
+        works = casts(job, ahead, again, its.narrow) if ahead or not its.detached else ()
+    else:
+        works = its.narrowing if not its.frozen or job.plan.precision in job.framework.linears.kept_casts else ()
+    return (compute(job, f"{phase}/{name_of(part.block, its)}.narrow", works, its.cls),) if works else ()

@@ -39,8 +39,8 @@ class Variant(NamedTuple):
     input_only: bool = False
     gathers: bool = False
     """A forward that gathers parameters which later ones reuse."""
-    narrows: bool = False
-    """A forward that makes 8-bit weights which later ones reuse."""
+    narrows: narrow.When = ""
+    """Which 8-bit weights it makes."""
     how: Way = ""
     """How its gradients join those of micro-batches before."""
     sync: Literal["", "sync", "sync0"] = ""
@@ -53,7 +53,7 @@ class Variant(NamedTuple):
     @property
     def name(self) -> str:
         """Of its segment: all of it spelled out."""
-        flags = ("input" * self.input_only, "gather" * self.gathers, "narrow" * self.narrows, self.how, self.sync)
+        flags = ("input" * self.input_only, "gather" * self.gathers, "narrow" * (self.narrows == "once"), self.how, self.sync)
         return ".".join([self.base, *filter(None, flags)]) + LATER * self.later + ".beside" * self.beside
 
 
@@ -121,11 +121,10 @@ def _runs(chunk: Chunk, block: BlockOps, variant: Variant) -> list[Ops]:
 
 def _narrowed(chunk: Chunk, part: PartOps, variant: Variant, again: bool) -> Ops:
     """What makes a part's weights 8- or 4-bit for a pass."""
-    if not part.part.narrow or variant.base == "wgrad":
+    if not part.part.narrow or not variant.narrows:
         return ()
-    job, ahead = chunk.job, variant.base == "fwd"
-    make = partial(narrow.forward, job, part, variant.narrows) if ahead else partial(narrow.backward, job, part, again)
-    return chunk.short.once(part.part, f"narrow.{variant.base}.{variant.narrows if ahead else again}", make) if chunk.short else make()
+    make = partial(narrow.made, chunk.job, part, variant.narrows, variant.base == "fwd", again)
+    return chunk.short.once(part.part, f"narrow.{variant.base}.{variant.narrows}.{again}", make) if chunk.short else make()
 
 
 def _cut(chunk: Chunk, block: BlockOps, variant: Variant, ends: Collection[str]) -> Pieces:

@@ -197,12 +197,14 @@ def syncs(job: Job, last: bool) -> bool:
 def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> Variant:
     """What an action of `sim.schedule` runs."""
     if kind == "F":
-        return Variant("fwd", gathers=first and _gathers(job, step), narrows=first and narrow.once(job))
+        return Variant("fwd", gathers=first and _gathers(job, step), narrows=narrow.when(job, first))
+    narrows = narrow.when(job, False) if kind in ("B", "I") else ""
     if kind == "I":
-        return Variant("bwd", input_only=True)
+        return Variant("bwd", input_only=True, narrows=narrows)
     leave = syncs(job, last) and not job.reduces_apart
     return Variant(
         "bwd" if kind == "B" else "wgrad",
+        narrows=narrows,
         how=_accumulates(job, first),
         sync="" if not leave else "sync0" if step == 0 and rebuilds(job) else "sync",
         later=job.zero == 3 and job.size("pp") == 1 and not first,
