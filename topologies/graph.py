@@ -54,6 +54,13 @@ class Topology:
         edits = f", edits={self.cluster.edits!r}" if self.cluster.edits else ""
         return f"Topology({self.name!r}, nodes={self.nodes}, ranks={self.gpus}{edits})"
 
+    def __eq__(self, other: object) -> bool:
+        """The same machines, however they were written."""
+        return self is other or (isinstance(other, Topology) and self.cluster == other.cluster)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.nodes, self.gpus))
+
     def __reduce__(self) -> tuple[type[Topology], tuple[Cluster]]:
         """Pickles as its cluster (sweeps send topologies to other processes)."""
         return Topology, (self.cluster,)

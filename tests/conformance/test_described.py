@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
@@ -102,6 +103,7 @@ def products(works: Iterable[Work]) -> Counter[object]:
     return found
 
 
+@cache
 def both(name: str) -> tuple[Network, Network]:
     pair = PAIRS[name]
     micro, token = pair.inputs.shape[0], pair.inputs.dtype == "int64"

@@ -4,6 +4,7 @@ product by itself, the bytes of all other kernels, and what is kept for backward
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -97,6 +98,7 @@ PAIRS = {
 }
 
 
+@cache
 def both(name: str) -> tuple[Network, Network]:
     spec = capture(PAIRS[name].build, (Input((2, PAIRS[name].channels, 16, 16)),), name=name)
     return describe(spec, SHAPE, PLAIN), describe(PAIRS[name].spec, SHAPE, PLAIN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -94,6 +95,7 @@ PAIRS = {
 }  # fmt: skip
 
 
+@cache
 def both(name: str) -> tuple[Network, Network]:
     pair = PAIRS[name]
     spec = capture(pair.build, (Input((4, 3, pair.side, pair.side)),), name=name)

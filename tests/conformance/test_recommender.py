@@ -3,6 +3,8 @@ updated by kernels that plain PyTorch has not (FBGEMM's), so their bytes are cou
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -34,6 +36,7 @@ def test_presets_are_torch_s(name: str) -> None:
     assert sum(w.flops for w in works_of(network) if not isinstance(w, MemoryBound)) == counter.get_total_flops()
 
 
+@cache
 def both(cross: int) -> tuple[Network, Network]:
     sizes = ((50, 7, 300), 16, (32, 16), (24, 1))
     captured = capture(lambda: modules.Dlrm(*sizes, cross=cross, rank=12), (Input((8, 13)),), name="dlrm")

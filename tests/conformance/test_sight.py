@@ -105,6 +105,7 @@ PAIRS = {
 
 
 @cache
+@cache
 def both(name: str) -> tuple[Network, Network]:
     """Captured and described."""
     pair = PAIRS[name]

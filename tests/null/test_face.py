@@ -195,6 +195,20 @@ def test_what_is_no_plan_or_machine_is_told_by_its_kind(wrong: Any) -> None:
         steptwin.predict(PLAN, wrong)
 
 
+@pytest.mark.parametrize("wrong", [-1, 1.5, "two"])
+def test_numbers_of_processes_and_of_tries_are_whole(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(steptwin.BadInput, match=r"tries = .*: a whole number"):
+        steptwin.explain(PLAN, "dgx-h100", tries=wrong)
+    with pytest.raises(steptwin.BadInput, match=r"workers = .*: a whole number"):
+        steptwin.sweep(PLAN, {"tp": [1]}, "dgx-h100", tmp_path / "a.sqlite", workers=wrong)
+
+
+def test_machines_are_equal_by_what_they_are() -> None:
+    again, changed = steptwin.topology("2x dgx-h100"), steptwin.topology("2x dgx-h100", "oversubscription=2")
+    assert steptwin.topology("2x dgx-h100") == again != changed
+    assert len({steptwin.topology("2x dgx-h100"), again, changed}) == 2
+
+
 def test_a_changed_machine_says_so() -> None:
     machine = steptwin.topology("2x dgx-h100")
     assert repr(machine) == "Topology('2x dgx-h100', nodes=2, ranks=16)"

@@ -17,6 +17,7 @@ from sim.result import uncertainty
 from sim.result.figures import fill_of, fits
 from sim.setting.bind import Setting
 from sim.tables import Tabular
+from topologies.errors import BadInput
 
 UNFIT_YET = f"{UNFIT}; only changes that do are proposed"
 SHOWN = 10
@@ -81,6 +82,8 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
 
 def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Explanation:
     """Critical path, sensitivities, a verdict and the best changes of plan. `say` is told how far it is."""
+    if not isinstance(tries, int) or tries < 0:
+        raise BadInput(f"tries = {tries!r}: a whole number of changes of plan to simulate, 0 for none")
     if say:
         say("simulating the step, for its critical path")
     studied = Studied(setting)

@@ -77,6 +77,8 @@ def _here() -> Iterator[Pool]:
 
 def pool(workers: int, backend: str, address: str) -> AbstractContextManager[Pool]:
     """`backend` "" for this machine, "dask" or "ray" for the cluster at `address`."""
+    if not isinstance(workers, int) or workers < 1:
+        raise BadInput(f"workers = {workers!r}: a whole number of processes, at least 1")
     if backend:
         from sim.planning.sweeps.cluster import cluster
 
