@@ -178,6 +178,7 @@ def test_flops_and_parameters_are_torch_s(name: str) -> None:
     assert network.parameters == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ZOO)
 def test_peak_memory_is_that_of_the_tracker(name: str) -> None:
     warnings.simplefilter("ignore")

@@ -143,6 +143,7 @@ def _ways(model: dict[str, Any]) -> tuple[str, ...]:
     return ("math",) if model["family"] in PICTURES or model.get("capped_scores") else ("flash", "math")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("name", "attention"), [(name, kind) for name in SMALL for kind in _ways(SMALL[name])])
 def test_a_gradient_for_every_parameter(name: str, attention: str) -> None:
     plan = load_plan({"model": SMALL[name], "seq_len": 16, "precision": "fp32", "batch": {"micro": 2}, "attention": attention})

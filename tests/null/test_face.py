@@ -155,6 +155,7 @@ def test_a_space_is_a_text_or_values_by_key(tmp_path: Path) -> None:
         steptwin.sweep(PLAN, 2.5, "dgx-h100")  # type: ignore[arg-type]
 
 
+@pytest.mark.no_cover
 def test_a_row_of_a_sweep_is_a_plan_again(tmp_path: Path) -> None:
     """With what `gpus` leaves to data parallelism, values with blanks, and machines of several names."""
     space = {"tp": [1, 2], "comm.bucket": ["25 MiB"], "gpus": 4, "on": ["dgx-h100", "2x dgx-a100"]}
@@ -215,6 +216,7 @@ def test_a_changed_machine_says_so() -> None:
     assert repr(steptwin.topology(machine, "pod=1")) == "Topology('2x dgx-h100', nodes=2, ranks=16, edits=('pod=1',))"
 
 
+@pytest.mark.no_cover
 def test_every_result_prints_shows_draws_and_is_json() -> None:
     found = [
         steptwin.predict(PLAN, "dgx-h100"),
@@ -238,6 +240,7 @@ def step_of(ranks: int) -> Any:
     return steptwin.predict({"model": "gpt2-124m", "parallel": {"dp_replicate": ranks}}, "dgx-h100")
 
 
+@pytest.mark.no_cover
 def test_predictions_come_back_from_processes_that_were_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.chdir(tmp_path)

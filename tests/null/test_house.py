@@ -12,6 +12,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+pytestmark = pytest.mark.no_cover
 HOME = Path(__file__).parents[2]
 ROOMS = ("topologies", "sim", "executor", "reports")
 LONGEST_FILE = 350

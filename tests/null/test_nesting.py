@@ -171,6 +171,7 @@ def test_large_groups_are_listed_as_far_as_profilers_do() -> None:
     assert "ranks" not in other["distributedInfo"]["pg_config"][0], "a group of another size is none of this mesh"
 
 
+@pytest.mark.no_cover
 def test_arrows_go_from_launches_to_what_they_launched() -> None:
     """In a file of all ranks each has a number of its own; where nobody knows the launch, none is drawn."""
     trace = predict("gpt2-ddp8", "dgx-h100", fold=False).trace

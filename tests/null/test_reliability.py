@@ -22,6 +22,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_damaged_input_never_ends_in_a_traceback(reader: Reader) -> None:
     found = fuzz(reader, 120, seed=7)

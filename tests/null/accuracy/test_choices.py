@@ -31,6 +31,7 @@ def test_whispers_sound_is_no_text(length: int, tokens: int) -> None:
     assert case_of(heard).plan.seq_len == tokens
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("name", "model"),
     [

@@ -56,6 +56,7 @@ def test_the_table_names_every_clock_and_all_four_sets() -> None:
         assert f"# {name}: mean" in text
 
 
+@pytest.mark.no_cover
 def test_steps_at_other_clocks_tell_what_hangs_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of which 3 s go with all products and 2 s more with 8-bit ones: what is found of each published row."""
 

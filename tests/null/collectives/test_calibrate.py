@@ -22,6 +22,7 @@ def _run(path: Path, topology: str, edits: tuple[str, ...], ranks: tuple[int, ..
     return path
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("topology", "hidden", "nodes", "each"),
     [

@@ -105,6 +105,18 @@ def test_rounds_are_all_that_is_simulated_where_they_are_alike(schedule: str, mo
     assert sum(counts) < 96 and counts[-1] % 4 == (96 if schedule != "1f1b" else counts[-1]) % 4
 
 
+@pytest.mark.no_cover
+@pytest.mark.parametrize("parallel", [{"pp": 4, "schedule": "interleaved", "virtual_stages": 2}, {"pp": 4, "schedule": "1f1b"}], ids=str)
+def test_rounds_whose_pace_the_thread_sets_are_alike(parallel: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes what the thread spends on it, and the few waits in between: no lead is left to lose."""
+    setting = bind(_plan(128, "megatron-lm", **parallel) | {"model": "gpt2-355m", "seq_len": 256}, MACHINE)
+    less, most = Run(setting).times((4, 16, 20))[-2:]
+    assert 0.998 < (most.host - less.host) / (most.seconds - less.seconds) < 1 + 1e-9
+    found, seen = _counts(setting, monkeypatch)
+    assert len(seen) == 1 and max(seen[0]) < 32
+    assert found == pytest.approx(whole(setting), rel=5e-5)
+
+
 FORWARD: list[tuple[str, dict[str, Any], dict[str, int], int]] = [
     ("2x aws-g5", {"layers": 8, "hidden": 512, "vocab": 4000}, {"pp": 4, "dp_shard": 2}, 12),
     ("2x l40s-x8", {"layers": 4, "hidden": 1024, "vocab": 60000}, {"pp": 2, "tp": 2, "dp_shard": 2}, 32),
@@ -192,7 +204,8 @@ def test_rounds_that_differ_are_not_taken_for_alike() -> None:
     steady = [Step(9.0, 1.0), Step(10.0, 1.0), Step(12.0, 2.0), Step(14.0, 3.0)]
     assert rounds.alike(steady) and rounds.extended(12.0, 14.0) == 34.0
     assert not rounds.alike([*steady[:3], Step(14.01, 3.0)]), "longer than the round before"
-    assert not rounds.alike([*steady[:3], Step(14.0, 4.0)]), "its thread needs as long: it loses its lead"
+    assert rounds.alike([*steady[:3], Step(14.0, 4.0)]), "its thread needs as long: it sets the pace"
+    assert not rounds.alike([*steady[:3], Step(14.0, 4.01)]), "its thread needs longer: it loses its lead"
     assert not rounds.alike([*steady[:2], Step(12.0, 12.5), Step(14.0, 13.5)]), "the device was behind"
 
 

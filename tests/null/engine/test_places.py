@@ -245,6 +245,7 @@ def test_groups_inside_one_node_are_cut_by_no_other() -> None:
     assert near is not None and near.alike and far is not None and not far.alike
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("slow", ["slow=r5:0.8", "slow=n1:0.9"])
 def test_a_slow_rank_is_a_kind_of_its_own_among_equal_ones(slow: str) -> None:
     plan: dict[str, Any] = {"model": "gpt2-124m", "batch": {"micro": 8}, "parallel": {"dp_shard": 16, "zero": 1}}
@@ -259,6 +260,7 @@ def test_a_slow_rank_is_a_kind_of_its_own_among_equal_ones(slow: str) -> None:
     )
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("on", "edits", "split", "simulated"),
     [

@@ -367,6 +367,7 @@ _ODD = (
 )
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("odd", _ODD)
 @pytest.mark.parametrize("listed", [False, True])
 def test_an_odd_event_is_left_out_and_told(odd: str, listed: bool, tmp_path: Path) -> None:

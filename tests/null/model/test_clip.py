@@ -115,6 +115,7 @@ def test_texts_go_round_both_ways(ranks: int, turns: list[tuple[int, ...]]) -> N
     assert sum(op.alloc for op in compared) == (ranks - 1) * (2 * 16 * 16 + 2 * 16 * 768) * 2
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("machine", "parallel"),
     [

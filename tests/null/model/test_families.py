@@ -135,6 +135,7 @@ def test_a_base_in_four_bits_is_unpacked_for_each_product() -> None:
     assert linears == 32 * 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
 
 
+@pytest.mark.no_cover
 def test_a_base_in_four_bits_takes_less_memory_and_more_time() -> None:
     """QLoRA's figure 6: Llama 65B on one GPU of 48 GB; Llama 2 7B lies in 3.9 GB."""
     plan = {"task": "lora", "seq_len": 512, "framework": "pytorch", "batch": {"global": 1, "micro": 1}, "memory": {"recompute": "full"}}

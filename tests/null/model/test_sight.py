@@ -309,6 +309,7 @@ def test_what_fits_no_model_is_said(change: dict[str, Any], error: type[Exceptio
         setting({**SMALL, **changed}, {})
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("more", [{"cp": 2}, {"cp": 4, "cp_kind": "all_to_all"}, {"cp": 2, "tp": 2}, {"cp": 2, "pp": 2}], ids=str)
 def test_context_parallel_ranks_see_all_pictures_and_share_the_words(more: dict[str, Any]) -> None:
     """Of a layer of the tower each rank has all rows, of a layer of the decoder its share."""

@@ -21,6 +21,7 @@ def base(model: str, seq: int = 2048) -> Plan:
     return load_plan({"model": model, "seq_len": seq, "framework": "megatron-core", "batch": {"global": 64, "micro": 1}})
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("model", "on", "gpus"), [("llama3-8b", "2x dgx-h100", 16), ("mixtral-8x7b", "4x dgx-h100", 32)])
 def test_every_split_takes_all_gpus_and_tensors_stay_in_a_node(model: str, on: str, gpus: int) -> None:
     plan = base(model)
@@ -45,6 +46,7 @@ def test_long_sequences_are_split_over_ranks() -> None:
     assert sizes == {1: 16, 2: 16, 4: 16, 8: 16}
 
 
+@pytest.mark.no_cover
 def test_windows_are_split_over_ranks_by_what_takes_them() -> None:
     """Long sequences of a model with sliding windows: rings are refused for them."""
     plan, on = base("gpt-oss-20b", 65536), "2x dgx-h100"

@@ -152,6 +152,7 @@ def test_a_step_that_mostly_saves_is_bound_by_output() -> None:
     assert not explain(seldom, tries=0).verdict.startswith("output-bound")
 
 
+@pytest.mark.no_cover
 def test_groups_that_shard_within_a_node_are_proposed_over_a_slow_network() -> None:
     """Parameters cross the network in every layer where all ranks shard; of groups by node gradients alone do."""
     tree = {"model": "gpt2-1.5b", "batch": {"global": 32, "micro": 1}, "parallel": {"dp_shard": 32, "zero": 3}}

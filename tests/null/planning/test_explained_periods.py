@@ -87,6 +87,7 @@ def test_a_predictions_critical_path_is_of_a_mean_step_as_an_explanations_is(tre
     assert ("comm.ps" in path) == ("update" in tree)
 
 
+@pytest.mark.no_cover
 def test_many_micro_batches_are_told_by_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipeline of 36 micro-batches, each round of which lengthens the step by the same: what its path and its resources say is what they say of all."""
     model = {"base": "llama3-8b", "layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 4096, "vocab": 50304}

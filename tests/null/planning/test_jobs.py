@@ -86,6 +86,7 @@ def test_a_short_job_beside_a_long_one_is_slowed_and_listed() -> None:
     assert "j1" in str(found)
 
 
+@pytest.mark.no_cover
 def test_a_job_a_hundred_times_as_long_is_slowed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both spend their steps on one uplink, so that each gets half of it; the short one must not end before the long one has made its steps."""
     short = load_plan(PLAN, ("model.layers=1", "model.vocab=256", "batch.micro=1", "batch.global=2"))
@@ -148,6 +149,7 @@ def test_more_ranks_than_can_be_simulated_are_refused(monkeypatch: pytest.Monkey
         jobs([plan, PLAN], "26x dgx-h100", ("compact",), edits=(*EDITS, *(f"slow=r{rank}:{1 - rank / 100}" for rank in range(1, 26))))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("every", [1, 2, 5, 50])
 def test_local_updates_are_taken_over_their_period(every: int) -> None:
     """Alone a job takes what `predict` says: a step with averaging counts once in `every`, however many are simulated."""
@@ -169,6 +171,7 @@ def test_who_seldom_averages_seldom_disturbs() -> None:
     assert [row.slowdown for row in twins] == pytest.approx([1.0, 1.0], abs=1e-3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("noise", ["none", "r1: 5x"])
 def test_an_asynchronous_job_goes_at_the_pace_of_all_its_ranks(noise: str) -> None:
     """Alone as `predict` says, with the throughputs of all; ranks behind the network are many times slower than those beside the server."""

@@ -48,6 +48,7 @@ def test_each_point_has_its_own_machine(workers: int, tmp_path: Path) -> None:
     assert again.rows == found.rows
 
 
+@pytest.mark.no_cover
 def test_no_machine_puts_the_plans_of_another_aside(tmp_path: Path) -> None:
     """Each has its best, on each number of its GPUs."""
     found = sweep(PLAN, parse_space(f"{SPACE} gpus=8,16 recompute=none,full"), ON, tmp_path / "s.sqlite")

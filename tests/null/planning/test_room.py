@@ -61,6 +61,7 @@ def explained() -> Explanation:
     return explain(bind(PLAN, "dgx-h100", small(0.95)))
 
 
+@pytest.mark.no_cover
 def test_a_change_that_leaves_little_room_says_so(explained: Explanation) -> None:
     fills = {one.overrides: one.memory for one in explained.changes}
     tight = fills["memory.recompute=none",]
@@ -76,6 +77,7 @@ def test_a_change_that_leaves_little_room_says_so(explained: Explanation) -> Non
     assert page.count('<div class="warn">') == 1 and f"With memory.recompute=none the plan takes {tight}" in page
 
 
+@pytest.mark.no_cover
 def test_the_plan_itself_says_so_too() -> None:
     found = explain(bind(NONE, "dgx-h100", small(0.95)), tries=0)
     assert "nearly full" in found.room and "This plan takes" in explain_page("p", "m", found)

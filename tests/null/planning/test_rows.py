@@ -121,6 +121,7 @@ def test_plans_without_a_rate_rank_last() -> None:
     assert fast.effort == 8 / 50 and few.effort == 1 / 9
 
 
+@pytest.mark.no_cover
 def test_other_prices_change_what_was_kept(tmp_path: Path) -> None:
     """A file goes on with the prices that are said now: its rows cost those, and what a bound decided at others is decided anew."""
     plan = PLAN

@@ -79,6 +79,7 @@ def look(path: Path, trials: int, seed: int = 0, **options: Any) -> Sweep:
     return search(PLAN, parse_space(SPACE), "dgx-h100", path, trials=trials, seed=seed, **options)
 
 
+@pytest.mark.no_cover
 def test_all_of_a_small_space_is_what_a_sweep_finds(sampler: list[Sampler], tmp_path: Path) -> None:
     """It ends by itself when nothing new comes any more, and tells of its way."""
     said: list[str] = []

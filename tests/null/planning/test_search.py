@@ -102,6 +102,7 @@ def test_asynchronous_checkpoints_come_as_often_as_they_can_be_written() -> None
         assert (found.checkpoint_interval_s == pytest.approx(writing, rel=0.01)) == (rate == 1)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("preprocess", "failing"), [("32 ms", 1e9), ("33.2 ms", 1e9), ("33.2 ms", 3600.0), ("60 ms", 1e9)])
 def test_checkpoints_that_loaders_make_up_for_cost_what_their_steps_do(preprocess: str, failing: float) -> None:
     """A step that waits for loaders has time to spare for a checkpoint, as seldom as these are made: not for one after every step."""

@@ -169,6 +169,7 @@ sweep(base, parse_space({SPACE!r}), {ON!r}, Path({str(file)!r}), every="whole")
     return _times(file)
 
 
+@pytest.mark.no_cover
 def test_a_killed_sweep_goes_on_where_it_was(resumed: Resumed) -> None:
     before, after, found = resumed
     assert 0 < len(before) < 44, "it should die half-way"

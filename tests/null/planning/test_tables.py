@@ -45,6 +45,7 @@ def values() -> dict[str, Tabular]:
     return _values()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ["capacity", "explain", "faults", "jobs"])
 def test_values_print_and_are_plain(values: dict[str, Tabular], name: str) -> None:
     value = values[name]

@@ -100,6 +100,7 @@ def test_loaders_work_on_while_training_stands_still(preprocess: str, mode: str,
     assert found >= quiet * (1 - 1e-9)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("micro", "prefetch", "mode", "every"), [
     (16, 2, "full", 2), (8, 2, "full", 1), (8, 1, "async", 2), (4, 1, "full", 3), (4, 4, "sharded", 20), (1, 24, "full", 40)])  # fmt: skip
 def test_no_more_is_in_store_than_loaders_keep_and_no_more_lost_than_a_checkpoint_takes(

@@ -56,6 +56,7 @@ def test_a_page_is_made_of_a_coarse_trace(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "Device memory over time" not in page and "Link use over time" not in page
 
 
+@pytest.mark.no_cover
 def test_figures_of_many_micro_batches_are_told_by_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no trace is asked for: each round of a pipeline's 36 micro-batches lengthens each figure by the same."""
     model = {"base": "llama3-8b", "layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 4096, "vocab": 50304}

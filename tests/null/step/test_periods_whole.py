@@ -67,6 +67,7 @@ def test_ranks_that_drift_apart_until_they_average(every: int, noise: dict[str, 
     assert Studied(setting).step == pytest.approx(found.step_time_s)
 
 
+@pytest.mark.no_cover
 def test_a_slow_gpu_drifts_as_a_straggler_does() -> None:
     """Whichever verb says it."""
     tree = SHARED | {"update": {"mode": "local", "every": 4}}

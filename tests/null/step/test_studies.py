@@ -22,6 +22,7 @@ def test_every_study_is_a_preset() -> None:
         run_study("copy-compute")
 
 
+@pytest.mark.no_cover
 def test_workers_help_until_compute_is_the_limit(rows: dict[str, dict[str, Row]]) -> None:
     on_cpu = [rows["cifar10-two-workers"][f"{n} worker{'s' if n > 1 else ''}"] for n in (1, 2, 4, 8)]
     times = [row.step_s for row in on_cpu]

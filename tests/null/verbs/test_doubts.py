@@ -120,6 +120,7 @@ def test_ops_of_all_stages_are_compared() -> None:
     assert all(pair.measured == pytest.approx(pair.predicted) for pair in found.values())
 
 
+@pytest.mark.no_cover
 def test_one_rank_s_trace_is_laid_beside_its_own_stage(tmp_path: Path) -> None:
     """Profilers write a file for each rank. Of each stage the first of two ranks is simulated."""
     plan = {"model": "gpt2-124m", "seq_len": 256, "batch": {"global": 8, "micro": 1}, "parallel": {"pp": 4, "dp_replicate": 2}}
@@ -162,6 +163,7 @@ def test_a_measured_trace_may_be_a_runs_folder(tmp_path: Path) -> None:
         compare(predicted, tmp_path / "nowhere.json")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "words",
     [

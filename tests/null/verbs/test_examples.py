@@ -18,6 +18,7 @@ from tests.null.verbs.test_verbs import GPT2, Call, call
 from topologies.errors import BadInput
 
 __all__ = ["call"]
+pytestmark = pytest.mark.no_cover
 EXAMPLES = {verb: command.help.partition("Example: steptwin ")[2] for verb, command in EVERY.items() if "Example: " in command.help}
 READ = {"twin", "run", "probe", "here", "accuracy", "plan capture"}
 SMALLER = {

@@ -17,6 +17,7 @@ from tests.null.verbs.test_verbs import Call, call
 from topologies.errors import BadInput, UnknownName
 
 __all__ = ["call"]
+pytestmark = pytest.mark.no_cover
 CALLS = {
     "predict": ("predict", "plan.toml"),
     "compare": ("compare", "plan.toml", "--measured", "runs/plan/predicted.json.gz"),
@@ -147,7 +148,6 @@ def test_an_export_says_what_no_trace_holds(call: Call) -> None:
     assert "log_every" not in said.err and "note" not in call("chakra", "export", "plan.toml", "--out", "kept").err
 
 
-@pytest.mark.no_cover
 def test_a_plan_goes_out_as_chakra_traces_and_comes_back_in_as_long(call: Call) -> None:
     written = call("chakra", "export", "plan.toml", "--out", "et", "--json")
     check("chakra export", written.out)
@@ -162,7 +162,6 @@ def test_a_plan_goes_out_as_chakra_traces_and_comes_back_in_as_long(call: Call) 
     assert refused.code == 2 and "leave --calibration out" in refused.err
 
 
-@pytest.mark.no_cover
 def test_seconds_have_one_name_in_all_verbs(call: Call) -> None:
     """What ends in `_s` is seconds everywhere, intervals and critical paths have one form; rows of a sweep tell their units."""
     said = {verb: call(*CALLS[verb], "--json").json for verb in ("predict", "explain", "capacity", "spread", "sweep")}

@@ -26,6 +26,7 @@ def test_a_verb_without_a_plan_takes_no_key_of_one() -> None:
         of_machine([RATE, "bogus=1"])
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "words", [("explain",), ("capacity", "--tokens", "1e9"), ("spread", "--draws", "2"), ("faults", "--fault", "slow=r0:0.8")]
 )
