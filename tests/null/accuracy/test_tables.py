@@ -50,7 +50,6 @@ def score(kind: str, gpu: str, error: float) -> KernelScore:
                        left_out_from="other", roofline=0.5, roofline_p90=0.9)  # fmt: skip
 
 
-@pytest.mark.no_cover
 def test_tables_of_kernels_and_passes_stand_beside_their_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the measurements are there: each kind's median over its GPUs, its worst, and what is aimed at."""
     for name in ("facts", "groundtruth"):

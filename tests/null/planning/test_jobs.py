@@ -171,7 +171,6 @@ def test_who_seldom_averages_seldom_disturbs() -> None:
     assert [row.slowdown for row in twins] == pytest.approx([1.0, 1.0], abs=1e-3)
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("noise", ["none", "r1: 5x"])
 def test_an_asynchronous_job_goes_at_the_pace_of_all_its_ranks(noise: str) -> None:
     """Alone as `predict` says, with the throughputs of all; ranks behind the network are many times slower than those beside the server."""

@@ -279,7 +279,6 @@ TREES = st.recursive(
 )
 
 
-@pytest.mark.no_cover
 @settings(max_examples=150)
 @given(st.lists(TREES, max_size=3), ATTRIBUTES)
 def test_fuzz_by_well_formed_trees(children: list[str], attributes: dict[str, str]) -> None:

@@ -312,7 +312,6 @@ def test_help_comes_with_examples(call: Call) -> None:
     assert said.code == 0 and "Example" in said.out
 
 
-@pytest.mark.no_cover
 def test_capacity_finds_the_smallest_cluster(call: Call) -> None:
     one = call("capacity", "plan.toml", "--tokens", "1e11", "--json").json
     found = call("capacity", "plan.toml", "--tokens", "1e11", "--days", str(one["days"] / 1.5), "--set", "batch.global=64", "--json")
