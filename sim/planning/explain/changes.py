@@ -12,6 +12,7 @@ import msgspec
 from sim.memory.report import Fill
 from sim.plan import Plan
 from sim.planning.explain.neighbours import neighbours
+from sim.planning.explain.partly import partly
 from sim.planning.progress import Progress, Say
 from sim.planning.sweeps.screen import screened
 from sim.predict import predict_setting
@@ -68,7 +69,7 @@ def best_changes(setting: Setting, step: float, tries: int = TRIES, say: Say | N
 def _ranked(setting: Setting, say: Say | None) -> list[tuple[tuple[str, ...], Setting]]:
     """Changes that can run and fit on the same machine, what seems to gain most first. Not those that seem to lose; what concerns output, which
     the quick simulation leaves out, comes first of all."""
-    near = neighbours(setting.plan, setting.topology.ranks_per_node)
+    near = neighbours(setting.plan, setting.topology.ranks_per_node) + (_or_none(partly, setting) or [])
     progress = Progress(len(near), "changes of plan looked at", say)
     here = (_or_none(screened, setting) or 0.0) if fits(setting) else math.inf
     found: list[tuple[float, tuple[str, ...], Setting]] = []
