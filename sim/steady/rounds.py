@@ -30,6 +30,8 @@ from sim.steady.shortened import Run, reads_itself, round_of, warm_of
 
 _EQUAL = 1e-3
 """Rounds that differ by no more than this share of them are alike."""
+_NO_LONGER = 1 + 1e-9
+"""Times that a thread needs for what a step takes, at most, where it does not lose its lead: as long, but for rounding."""
 _FEW = 3
 """Micro-batches that are simulated at least."""
 _SAME = 1e-4
@@ -109,7 +111,7 @@ class Rounds(NamedTuple):
         least, less, most = steps[-3:]
         one, other = less.seconds - least.seconds, most.seconds - less.seconds
         behind = any(_hurried(step) for step in (least, less, most))
-        return not behind and abs(other - one) <= _SAME * other and most.host - less.host <= other * (1 + 1e-9)
+        return not behind and abs(other - one) <= _SAME * other and most.host - less.host <= other * _NO_LONGER
 
     def extended(self, less: float, most: float) -> float:
         """The whole step's seconds, from those of the two longest."""
@@ -153,7 +155,7 @@ def _seconds(run: Run, plan: Plan) -> float:
         if _hurried(short):
             short, longer = run.times((*warm, fewer, fewer, fewer + each_round))[-2:]
         each, host = ((b - a) / each_round for a, b in zip(short, longer, strict=True))
-        if host <= each * (1 + 1e-9):
+        if host <= each * _NO_LONGER:
             if each <= host * (1 + _EQUAL) or not _hurried(short):
                 return short.seconds + each * (count - fewer)
             fewer += 2 * each_round  # launches only begin to bind

@@ -48,7 +48,6 @@ T5 = {"family": "encdec", "layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "vo
 TRANSFORMER = T5 | {"relative": 0, "norm": "layernorm", "pre_norm": False, "bias": True, "tied": False, "target": 24}
 UNET = {"family": "unet", "width": 8, "levels": 2, "image": 32}
 FAMILIES = [NEOX, OLMO2, BERT, SQUAD, VIT, RESNET, RESNET | {"depth": 50, "se": True}, VGG, EFFICIENT, NEXT, T5, TRANSFORMER, UNET]
-"""VGG's first linear alone has 100M parameters: it comes with several micro-batches only."""
 FUSED = {"implementation": "fused"}
 
 DDP = [
@@ -63,7 +62,7 @@ DDP = [
     plan(MLP, dp_replicate=64),
     plan(LLAMA, dp_replicate=2, optimizer={"clip": True}),
     plan(LLAMA, dp_replicate=2, precision="bf16", comm=SMALL),
-    *(plan(model, micros, dp_replicate=2, comm=SMALL) for model in FAMILIES for micros in (1, 2) if model is not VGG or micros > 1),
+    *(plan(model, micros, dp_replicate=2, comm=SMALL) for model in FAMILIES for micros in (1, 2)),
     *(plan(model, dp_replicate=2, framework="pytorch-amp", precision="bf16", comm=SMALL) for model in (GPT, RESNET)),
     plan(RESNET, dp_replicate=2, precision="bf16"),
     *(plan(model, micros, dp_replicate=2, comm=SMALL | {"reduce_dtype": "bf16"}) for model in (LLAMA, MLP) for micros in (1, 2)),

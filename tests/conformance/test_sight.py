@@ -105,7 +105,6 @@ PAIRS = {
 
 
 @cache
-@cache
 def both(name: str) -> tuple[Network, Network]:
     """Captured and described."""
     pair = PAIRS[name]

@@ -51,7 +51,6 @@ def test_presets_are_torch_s(name: str, sizes: tuple[int, ...]) -> None:
 
 
 @cache
-@cache
 def both() -> tuple[Network, Network]:
     """Captured and described, small: three layers hear, two say."""
     spec = capture(lambda: modules.Whisper(3, 64, 4, 16, 96, 32, 500, 2), (Input((2, 16, 96)),), name="whisper")

@@ -23,14 +23,19 @@ def neighbours(plan: Plan, node: int = 1) -> list[tuple[tuple[str, ...], Plan]]:
     """(overrides, plan) for each single change that makes a valid plan of the same world and global batch. `node`: ranks that share one."""
     found: list[tuple[tuple[str, ...], Plan]] = []
     for overrides in _changes(plan, node):
-        fixed = (*overrides, f"batch.global={plan.global_batch}")
         try:
-            changed = load_plan(relaid(plan, fixed), fixed)
+            there = changed(plan, overrides)
         except SteptwinError:
             continue
-        if changed.world == plan.world and changed != plan:
-            found.append((overrides, changed))
+        if there.world == plan.world and there != plan:
+            found.append((overrides, there))
     return found
+
+
+def changed(plan: Plan, overrides: tuple[str, ...]) -> Plan:
+    """The plan with other keys and the same global batch. Raises `BadInput` and its kinds where it is none."""
+    fixed = (*overrides, f"batch.global={plan.global_batch}")
+    return load_plan(relaid(plan, fixed), fixed)
 
 
 def _changes(plan: Plan, node: int) -> list[tuple[str, ...]]:

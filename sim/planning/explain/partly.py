@@ -5,40 +5,27 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 
-from sim.files.planfile import load_plan
 from sim.plan import Plan
-from sim.planning.sweeps.space import relaid
-from sim.result.figures import fill_of, fits
+from sim.planning.explain.neighbours import changed
+from sim.result.figures import figures_of_memory
 from sim.setting.bind import Setting, bind, model_of
+from sim.setting.rooms import smallest_devices
 
 
 def partly(setting: Setting) -> list[tuple[tuple[str, ...], Plan]]:
-    """(overrides, plan) of the plan that runs the fewest layers of each stage again; none where all of them have to, or no layer has. Nothing is
-    simulated. Raises `BadInput` and its kinds where the plan cannot be described."""
+    """(overrides, plan) of the plan that runs the fewest layers of each stage again; none where all of them have to, no layer has, or it is the plan
+    itself. Nothing is simulated. Raises `BadInput` and its kinds where the plan cannot be described."""
     plan, parallel = setting.plan, setting.plan.parallel
     layers = math.ceil(getattr(model_of(plan), "layers", 0) / (parallel.pp * parallel.chunks))
-    if plan.task == "forward" or layers < 2 or _roomy(setting, _none(plan)):
+    if plan.task == "forward" or layers < 2 or _roomy(setting, ("memory.recompute=none",)):
         return []
-    counts = range(1, layers)
-    place = bisect_left(counts, True, key=lambda count: _roomy(setting, _some(plan, count)))
-    return [(_words(counts[place]), _some(plan, counts[place]))] if place < len(counts) else []
+    ways = [("memory.recompute=full", f"memory.recompute_layers={count}") for count in range(1, layers)]
+    place = bisect_left(ways, True, key=lambda way: _roomy(setting, way))
+    return [(way, there) for way in ways[place : place + 1] if (there := changed(plan, way)) != plan]
 
 
-def _words(count: int) -> tuple[str, ...]:
-    return ("memory.recompute=full", f"memory.recompute_layers={count}")
-
-
-def _some(plan: Plan, count: int) -> Plan:
-    fixed = (*_words(count), f"batch.global={plan.global_batch}")
-    return load_plan(relaid(plan, fixed), fixed)
-
-
-def _none(plan: Plan) -> Plan:
-    fixed = ("memory.recompute=none", f"batch.global={plan.global_batch}")
-    return load_plan(relaid(plan, fixed), fixed)
-
-
-def _roomy(setting: Setting, plan: Plan) -> bool:
-    """Does the plan fit on the same machine, with room to spare?"""
-    there = bind(plan, setting.topology)
-    return fits(there) and not fill_of(there).nearly_full
+def _roomy(setting: Setting, overrides: tuple[str, ...]) -> bool:
+    """Does the plan that is changed so fit on the same machine, with room to spare?"""
+    there = bind(changed(setting.plan, overrides), setting.topology)
+    report, missing = figures_of_memory(there, remedies=False)
+    return missing is None and not report.fill(smallest_devices(there)).nearly_full

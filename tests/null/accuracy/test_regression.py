@@ -30,7 +30,6 @@ def test_all_rows_are_predicted(result: ValidationResult) -> None:
     assert result.scored == ROWS and not result.refused
 
 
-@pytest.mark.no_cover
 def test_errors_stay_within_bounds(result: ValidationResult) -> None:
     found = result.all
     assert found.mape <= MAPE

@@ -32,6 +32,7 @@ BEFORE = {
 }
 """What must have been called so that the files of an example are there."""
 LONG = {"chakra export", "chakra replay", "explain", "jobs"}
+"""Examples that run untraced where coverage is measured."""
 
 
 def words(verb: str) -> list[str]:
