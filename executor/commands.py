@@ -45,12 +45,13 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def twin(plan: PlanName, out: Folder = None, set_: PlanSets = None, steps: Steps = 30, as_json: AsJson = False) -> None:
         """Probe if needed, predict, run, compare and report, on this machine.  Example: steptwin twin tiny-ddp"""
+        from executor.twin import machines
         from executor.twin import twin as run
         from sim.files.machinefile import machine_files
         from sim.files.owned import check_folder
         from sim.files.planfile import load_plan
 
-        folder, beside = out or folder_of(plan), machine_files("this-machine")
+        folder, beside = out or folder_of(plan), machine_files(machines())
         check_folder(folder, plan, beside)
         found = run(load_plan(plan, tuple(set_ or ())), folder, steps=steps, say=desk.say)
         result = found.to_dict()

@@ -1,6 +1,6 @@
 """The twin: one plan predicted, played and trained on this machine, and compared.
 
-A calibration is made when there is none that fits (another number of ranks, other versions, older than a week).
+A calibration is made when there is none that fits (of another device, another number of ranks, other versions, older than a week).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from executor.probe import completed, probe
 from executor.ranks.environment import hosts, leads, own_gpu, place
 from executor.stock import StockResult, run_stock
 from sim.align import Comparison, Measured, align_by_class, align_by_id, guilty, step_of
-from sim.cost.calibration import Calibration, load_calibration
+from sim.cost.calibration import Calibration, calibration_on
 from sim.files.machinefile import machine_files
 from sim.files.runs import write_json
 from sim.plan import Plan
@@ -34,6 +34,7 @@ from sim.steady.detail import STEPS
 from sim.tables import Tabular
 from sim.trace import Trace
 from topologies.errors import BadInput
+from topologies.load import Topology
 
 Say = Callable[[str], None]
 _FRESH = timedelta(days=7)
@@ -70,11 +71,11 @@ class Twin(Tabular, msgspec.Struct, kw_only=True):
         return {"prediction": self.prediction.to_dict(), "runs": runs, "notes": self.notes, "calibration": self.calibration}
 
 
-def calibrated(ranks: int, path: Path, say: Say, quick: bool = False) -> Calibration:
-    """The calibration at `path`, or a new one (`quick`: a short one) when that does not fit this run."""
+def calibrated(ranks: int, path: Path, say: Say, machine: Topology, quick: bool = False) -> Calibration:
+    """The calibration at `path`, or a new one (`quick`: a short one) when that does not fit this run on `machine`, which is this one."""
     if path.is_file():
         try:
-            found = load_calibration(path)
+            found = calibration_on(path, machine)
         except BadInput as error:
             say(f"calibration {path} cannot be used ({error}); probing again")
         else:
@@ -140,7 +141,7 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
     path = calibration or folder.parent / f"calibration-{plan.world}.toml"
     setting = bind(plan, machines())
     left_out = without_stock(setting)
-    calibrated(plan.world, path, say)
+    calibrated(plan.world, path, say, setting.topology)
     every = plan.period if plan.period <= steps else 1  # what happens more seldom is in neither's median step
     predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + min(every, plan.averages_every)), fold=False)
     assert predicted.program is not None and predicted.trace is not None
@@ -263,7 +264,7 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
         trace, times, warning = stock.trace, stock.step_times, stock.warning
     else:
         path = folder.parent / f"calibration-{plan.world}.toml"
-        calibrated(plan.world, path, say)
+        calibrated(plan.world, path, say, setting.topology)
         program = predict_setting(setting, calibration=path).program
         assert program is not None
         played = run_program(program, setting, path, folder, steps)

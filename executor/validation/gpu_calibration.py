@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from executor.probe import comm_probe
+from executor.probe import comm_probe, united
 from executor.ranks.launch import Interrupted, time_limit
 from executor.twin import calibrated
 from executor.validation.gpu_cases import Case
@@ -28,7 +28,7 @@ def probe(site: Site) -> None:
             (site.folder / ONE).unlink()
     try:
         with time_limit(_PROBE_SECONDS):
-            calibrated(1, site.folder / ONE, site.say, quick=site.quick)
+            calibrated(1, site.folder / ONE, site.say, site.machine, quick=site.quick)
     except Interrupted:
         raise
     except RunFailed as error:
@@ -57,8 +57,8 @@ def calibration_of(case: Case, site: Site) -> Path:
         except RunFailed as error:
             site.unmet[path.name] = error.cause
             raise
-        tables = base.tables | {"collective": found.tables.get("collective", ())}
-        tables["host"] = (*base.tables.get("host", ()), *found.tables.get("host", ()))
         missing = "; ".join(filter(None, (base.missing, found.missing)))
-        save_calibration(msgspec.structs.replace(base, ranks=case.plan.world, tables=tables, missing=missing), path)
+        save_calibration(
+            msgspec.structs.replace(base, ranks=case.plan.world, tables=united(base.tables, found.tables), missing=missing), path
+        )
     return path

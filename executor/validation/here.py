@@ -127,8 +127,8 @@ def how_to_run(plan: Plan) -> str:
 def _row(name: str, kind: str, plan: Plan, how: str, folder: Path, steps: int, say: Say) -> Row:
     path = folder / f"calibration-{plan.world}.toml"
     folder.mkdir(parents=True, exist_ok=True)
-    calibrated(plan.world, path, say)
     setting = bind(plan, "this-machine")
+    calibrated(plan.world, path, say, setting.topology)
     every = plan.averages_every
     predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + every), fold=False)
     assert predicted.program is not None and predicted.trace is not None

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor import usage
+from executor import twin, usage
 from executor.twin import calibrated
 from sim.cost.calibration import Calibration, save_calibration
+from topologies.load import load_topology
 
 psutil = pytest.importorskip("psutil")
 Core = namedtuple("Core", ("user", "nice", "system", "idle", "iowait", "guest", "guest_nice"))
@@ -31,5 +32,15 @@ def test_a_calibration_that_was_made_beside_other_work_is_used_with_a_word(other
     path, said = tmp_path / "calibration.toml", list[str]()
     now, versions = datetime.datetime.now(datetime.UTC).isoformat(), {"torch": str(torch.__version__)}
     save_calibration(Calibration(device="cpu", date=now, machine="", cores=2, ranks=1, threads=1, versions=versions, others=others), path)
-    calibrated(1, path, said.append)
+    calibrated(1, path, said.append, load_topology("this-machine"))
     assert [f"other programs took {others:.0%} of the cores" in text for text in said] == [True] * (others > 0.1)
+
+
+def test_a_calibration_of_another_device_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, said = tmp_path / "calibration.toml", list[str]()
+    now, versions = datetime.datetime.now(datetime.UTC).isoformat(), {"torch": str(torch.__version__)}
+    save_calibration(Calibration(device="cpu", date=now, machine="a CPU", cores=2, ranks=1, threads=1, versions=versions), path)
+    made = Calibration(device="cuda", date=now, machine="", cores=2, ranks=1, threads=1, versions=versions)
+    monkeypatch.setattr(twin, "probe", lambda ranks, path, quick: made)
+    assert calibrated(1, path, said.append, load_topology("dgx-h100")) is made
+    assert "was measured on a CPU (a CPU); dgx-h100 has" in said[0] and "probing again" in said[0]

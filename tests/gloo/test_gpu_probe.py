@@ -26,6 +26,8 @@ from tests.gloo.gpu_standin import alone
 from topologies.errors import BadInput, RunFailed
 from topologies.load import load_topology
 
+HERE = load_topology("dgx-h200")
+
 
 def first(bench: Bench) -> None:
     bench.add("gemm", "fwd", "bf16", (8, 8, 8), [1e-6])
@@ -95,13 +97,13 @@ def test_a_table_that_has_failed_is_measured_once_more(tmp_path: Path, monkeypat
     monkeypatch.setattr(probing, "launch", launch)
     monkeypatch.setattr(twins, "driver", lambda: "570.1")
     monkeypatch.setattr(probing, "driver", lambda: "570.1")
-    assert calibrated(1, path, said.append).lacking == (BROKEN,)
-    found = calibrated(1, path, said.append)
+    assert calibrated(1, path, said.append, HERE).lacking == (BROKEN,)
+    found = calibrated(1, path, said.append, HERE)
     assert heals[1].tables == (BROKEN,) and [s.name for s in heals[1].known] == ["kernel"], "what other tables leave out is known to it"
     assert found.missing.startswith("broken: RuntimeError") and found.lacking == (), "twice is enough"
     assert found.entries == 3 and found.rows("host", "kernel"), "points that were there stay"
     assert "lacks test_gpu_probe.broken" in said[-1] and load_calibration(path).missing == found.missing
-    calibrated(1, path, said.append)
+    calibrated(1, path, said.append, HERE)
     assert len(heals) == 2
 
 
@@ -184,7 +186,8 @@ def test_an_interrupt_ends_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise Interrupted("interrupted.")
 
     monkeypatch.setattr(gpu_calibration, "calibrated", interrupted)
-    site: Any = msgspec.defstruct("Site", [("folder", Path), ("quick", bool), ("say", Any), ("unprobed", str)])(tmp_path, True, print, "")
+    fields = [("folder", Path), ("machine", Any), ("quick", bool), ("say", Any), ("unprobed", str)]
+    site: Any = msgspec.defstruct("Site", fields)(tmp_path, HERE, True, print, "")
     with pytest.raises(Interrupted):
         gpu_calibration.probe(site)
     with pytest.raises(Interrupted):

@@ -37,7 +37,7 @@ from topologies.load import load_topology
 VERSIONS = {"torch": torch_version()}
 
 
-def _calibration(ranks: int, path: Path, say: object, quick: bool = False) -> Calibration:
+def _calibration(ranks: int, path: Path, say: object, machine: object = None, quick: bool = False) -> Calibration:
     """A file with one point, in the place of half a minute of probing."""
     if not path.is_file():
         rows = {"gemm": (Sample("fwd", "fp32", (64, 64, 64), 2e-5, 1e-5, 3e-5, 9),)}

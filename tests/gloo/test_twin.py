@@ -14,6 +14,9 @@ from sim.cost.calibration import load_calibration, save_calibration
 from sim.files.planfile import load_plan
 from sim.imported.kineto import read_trace
 from tests.gloo.conftest import Probed
+from topologies.load import load_topology
+
+HERE = load_topology("this-machine")
 
 PLAN = {
     "model": {"family": "decoder", "name": "two-layers", "layers": 2, "hidden": 64, "heads": 2, "vocab": 256, "norm": "layernorm",
@@ -69,11 +72,11 @@ def test_a_quick_calibration_is_said_to_be_one(probed: Probed, tmp_path: Path) -
     said: list[str] = []
     file = tmp_path / "calibration.toml"  # of a machine left alone, whatever ran beside the probe
     save_calibration(replace(load_calibration(probed.file), others=0.0), file)
-    assert calibrated(2, file, said.append).quick
+    assert calibrated(2, file, said.append, HERE).quick
     (line,) = said
     assert str(file) in line and "--quick" in line
     said.clear()
-    assert calibrated(2, file, said.append, quick=True).quick and not said
+    assert calibrated(2, file, said.append, HERE, quick=True).quick and not said
 
 
 @pytest.mark.timeout(280)
