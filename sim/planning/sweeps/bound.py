@@ -27,6 +27,7 @@ from typing import NamedTuple
 from sim.cost.price import Pricer, met
 from sim.lower.binding import job_of
 from sim.lower.blocks import lower_block
+from sim.lower.ends import late
 from sim.lower.job import Job
 from sim.lower.template import TEMPLATE, BlockOps
 from sim.model.layers.redo import whole_again
@@ -104,8 +105,10 @@ class Bounds:
             device += sum(max(0.0, gathered - chunk.forward) for gathered, chunk in zip(gathers, chunks, strict=True))
             actions = schedule(job.schedule, plan.parallel.pp, at, count, plan.parallel.virtual_stages) if splits(job.schedule) else ()
             put_off = put_off_of(actions) * max(chunk.rest for chunk in chunks)  # weights' gradients, at most
+            put_off += rank.spent(late(job)) if at == plan.parallel.pp - 1 else 0.0
             best = max(best, host, fill + device + max(0.0, drain - put_off, sent[0].reduces() - put_off))
-            fill, drain = fill + max(chunks[0].forward, gathers[0]), drain + chunks[0].backward
+            if job.train:
+                fill, drain = fill + max(chunks[0].forward, gathers[0]), drain + chunks[0].backward
         return best
 
 
@@ -150,6 +153,9 @@ class _Rank:
         chunk = self.chunk(blocks)
         return max(microbatches * chunk.device, microbatches * chunk.host, self.traffic(blocks).passes(microbatches))
 
+    def spent(self, ops: Iterable[Op]) -> float:
+        return sum(self._pricer.local(op, self._rank).seconds for op in ops)
+
     def traffic(self, blocks: Blocks) -> Traffic:
         """What data parallelism sends of a chunk."""
         return Traffic(self._job, blocks, self._exchanged)
@@ -185,7 +191,7 @@ class _Rank:
         return known[0]
 
     def _priced(self, made: BlockOps) -> Passes:
-        parts = made.parts
+        parts = made.parts if self._job.train else ()
         return Passes(
             self._pass(made.forward),
             self._pass([*made.prelude, *(op for part in parts for op in part.joint)]),
