@@ -90,10 +90,15 @@ class Sharing:
         takes that this one stands for; 0: it is one."""
         known = self._known.get(id(uses))
         if known is None:
-            once = merged(uses)
+            once = tuple(use for use in merged(uses) if use[1])  # an exchange of no bytes waits for nobody
             binding = tuple(use for use in once if use[0] not in self.idle)
             binding = self._alike.setdefault(binding, binding)
-            known = self._known[id(uses)] = (uses, binding, tuple((self._resource(name), amount) for name, amount in binding), once[0][1])
+            known = self._known[id(uses)] = (
+                uses,
+                binding,
+                tuple((self._resource(name), amount) for name, amount in binding),
+                once[0][1] if once else 0.0,
+            )
         _, binding, taken, first = known
         if not taken:
             self._clock.after(seconds, done)

@@ -6,9 +6,10 @@ from sim.cost.price import Cost
 from sim.exchange.attributes import Attr, encode_attrs
 from sim.exchange.chakra import Coll, Kind
 from sim.exchange.groups import Groups
-from sim.exchange.shares import leaves, share_of
+from sim.exchange.shares import leaves, part_of, share_of
 from sim.mesh import peer_of
 from sim.program import HOST, MESSAGE, Op
+from sim.work import HostWork
 
 
 class OpNodes:
@@ -73,6 +74,11 @@ def _local(op: Op, cost: Cost) -> dict[str, Attr]:
     share = share_of(op, cost)
     if share is not None:
         attrs["steptwin.share"] = share
+        moved = op.bytes if op.kind == "copy" else sum(work.moved for work in op.works if isinstance(work, HostWork))
+        if share == "memory":
+            attrs |= {"tensor_size": int(moved), "steptwin.cores": cost.uses[-1][1]}
+        if share != "cores" and (part := part_of(cost, moved)) != 1.0:
+            attrs["steptwin.part"] = part
         if cost.latency > 0:
             attrs["steptwin.latency"] = cost.latency
     if cost.slowed:

@@ -25,7 +25,8 @@ class Taken(NamedTuple):
     """The first part of them, in which nothing is shared."""
     share: Share | None = None
     moved: float = 0.0
-    """Bytes."""
+    """Bytes that count where others take of the same."""
+    cores: float = 1.0
     slowed: float = 0.0
     """Seconds beside a collective, where that is known by itself; 0: the machine's slowdown tells."""
 
@@ -81,7 +82,12 @@ class Reading:
         share = _SHARED.get(str(node.attrs.get("steptwin.share"))) if self.workload.alone else None
         slowed = self.count(node, "steptwin.slowed")
         return Taken(
-            seconds, min(latency, max(0.0, seconds)), share, self.count(node, "tensor_size"), max(slowed, seconds) if slowed else 0.0
+            seconds,
+            min(latency, max(0.0, seconds)),
+            share,
+            self.count(node, "tensor_size") * (self.count(node, "steptwin.part") or 1.0),
+            self.count(node, "steptwin.cores") or 1.0,
+            max(slowed, seconds) if slowed and seconds > 0 else 0.0,
         )
 
     def count(self, node: Node, name: str) -> float:

@@ -53,11 +53,11 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(prefix: str | Path, topology: Topology | str | Path, *, groups: str | Path | None = None, edits: tuple[str, ...] = (),
-           framework: str = "", calibration: str | Path | None = None) -> Replay:  # fmt: skip
+           calibration: str | Path | None = None) -> Replay:  # fmt: skip
     """Reads the traces PREFIX.RANK.et and simulates them on `topology`; see `load_traces` and `run_traces`."""
     with uncollected():  # millions of nodes live to the end
         workload, machine = load_traces(prefix, groups), load_topology(topology, edits)
-        trace = run_traces(workload, machine, framework=framework, calibration=calibration)
+        trace = run_traces(workload, machine, calibration=calibration)
         return Replay(
             workload=workload.name,
             topology=machine_words(machine),
@@ -73,24 +73,22 @@ def run_traces(
     workload: Workload,
     topology: Topology | str | Path,
     *,
-    framework: str = "",
     calibration: str | Path | None = None,
 ) -> Trace:
     """Simulates the traces on `topology`; every rank by itself. The end of the trace is what the workload takes.
 
     Args:
-        framework: whose habits the collectives have; unsaid: the one that the traces name, or PyTorch.
         calibration: what gloo's collectives took on this CPU host, as `steptwin probe` measured it.
 
     Raises `BadInput` when the machine is too small, a group is not known, or ranks disagree about what they exchange, `Refused` for a
-    calibration on a machine with GPUs, `UnknownName` for a framework.
+    calibration on a machine with GPUs, `UnknownName` for the framework that the traces name, whose habits the collectives have (PyTorch's where they name none).
     """
     machine = load_topology(topology)
     world = len(workload.ranks)
     if world > machine.gpus:
         raise BadInput(f"the traces are of {world} ranks, {machine.name} has {machine.gpus}. Use more machines")
     program, taken = program_of(workload)
-    inner = _pricer(machine, framework or workload.framework or "pytorch", calibration, world)
+    inner = _pricer(machine, workload.framework or "pytorch", calibration, world)
     return simulate(program, Replayed(inner, taken, machine, workload.alone), symmetry=False)
 
 
@@ -129,7 +127,7 @@ class Replayed(Derived):
             return Cost(self._roofline(op, rank), "assumed")
         if taken.share is None:
             return Cost(taken.seconds, "measured", slowed=taken.slowed)
-        uses = uses_of(taken.share, taken.moved, taken.seconds - taken.latency, rank, self._machine)
+        uses = uses_of(taken.share, taken.moved, taken.seconds - taken.latency, rank, self._machine, taken.cores)
         return Cost(taken.seconds, "measured", taken.latency, uses)
 
     def _roofline(self, op: Op, rank: int) -> float:

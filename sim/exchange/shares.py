@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from sim.cost.price import Cost
+from sim.engine.sharing import Uses
 from sim.program import Op
 from topologies.graph import Topology
 
-Share = Literal["cores", "disk.read", "disk.write", "store.read", "store.write", "h2d", "d2h"]
+Share = Literal["cores", "disk.read", "disk.write", "store.read", "store.write", "memory", "h2d", "d2h"]
 SHARES: tuple[Share, ...] = get_args(Share)
-Uses = tuple[tuple[str, float], ...]
 
 
 def leaves(op: Op) -> bool:
@@ -31,11 +31,19 @@ def share_of(op: Op, cost: Cost) -> Share | None:
     for word in SHARES[:5]:
         if what == word:
             return word
+    if op.kind == "host":
+        return "memory"
     return "d2h" if leaves(op) else "h2d"
 
 
-def uses_of(share: Share, moved: float, seconds: float, rank: int, machine: Topology) -> Uses:
-    """(resource, amount per second) of an op that moves `moved` bytes in `seconds` (without latency) on a rank of `machine`.
+def part_of(cost: Cost, moved: float) -> float:
+    """Of the bytes that an op moves, those that it takes from others: one rank of a group may read for all of it."""
+    return cost.uses[0][1] * (cost.seconds - cost.latency) / moved if moved > 0 else 1.0
+
+
+def uses_of(share: Share, moved: float, seconds: float, rank: int, machine: Topology, cores: float = 1.0) -> Uses:
+    """(resource, amount per second) of an op that takes `moved` bytes in `seconds` (without latency) on a rank of `machine`; "memory": with so many
+    of its cores.
 
     What comes from a store comes from the node's disk where the machine has none.
     """
@@ -45,6 +53,9 @@ def uses_of(share: Share, moved: float, seconds: float, rank: int, machine: Topo
     if moved <= 0 or seconds <= 0:
         return ()
     rate = moved / seconds
+    if share == "memory":
+        buses = (link for link in machine.host_path(rank, True).links if "/dram@" in link)
+        return (*((bus, rate) for bus in buses), (f"n{node}.cores", cores))
     if share in ("h2d", "d2h"):
         return tuple((link, rate) for link in machine.host_path(rank, share == "h2d").links)
     place, _, way = share.partition(".")

@@ -138,6 +138,21 @@ def test_collectives_are_priced_and_wait_for_the_last(tmp_path: Path) -> None:
     assert found.seconds == pytest.approx(20e-6 + cost.seconds, rel=1e-9)
 
 
+def test_an_exchange_of_no_bytes_waits_for_nobody(tmp_path: Path) -> None:
+    """Beside others on the same links."""
+    colls = [(Coll.all_reduce, 1 << 28), (Coll.all_reduce, 1 << 28), (Coll.all_to_all, 0)]
+    nodes = [
+        _node(at, Kind.COLL, is_cpu_op=False, comm_type=int(kind), comm_size=size, pg_name=str(at)) for at, (kind, size) in enumerate(colls)
+    ]
+    found = [replay(_files(tmp_path, [one] * 16, {str(at): [*range(16)] for at in range(3)}), "2x dgx-h100") for one in (nodes, nodes[:2])]
+    assert found[0].seconds == pytest.approx(found[1].seconds, rel=1e-3)
+
+
+def test_a_kernel_of_no_time_is_not_slowed(tmp_path: Path) -> None:
+    node = _node(0, Kind.COMP, is_cpu_op=False, **{"steptwin.seconds": 0.0, "steptwin.slowed": 1.0})
+    assert replay(_files(tmp_path, [[node]]), "dgx-h100").seconds == pytest.approx(0.0, abs=1e-3)
+
+
 def test_a_kernel_without_a_time_takes_the_roofline(tmp_path: Path) -> None:
     device: Any = load_topology("dgx-h100").device(0)
     nodes = [_node(0, Kind.COMP, is_cpu_op=False, num_ops=10**12, tensor_size=8)]

@@ -88,8 +88,10 @@ def test_on_cpus_that_is_the_predicted_step(tmp_path: Path) -> None:
         {"data": READ | {"source": "memory"}, "model": "resnet50", "batch": {"global": 512, "micro": 128}},
         {"output": {"checkpoint_every": 1, "log_every": 1}},
         {"output": {"checkpoint_every": 1, "checkpoint_mode": "full", "checkpoint_to": "store"}},
+        {"data": READ | {"source": "disk"}, "framework": "megatron", "parallel": {"tp": 4}},
+        {"memory": {"offload": "optimizer"}},
     ],
-    ids=["server", "disk", "store", "pageable", "pinned", "checkpoint", "full-checkpoint"],
+    ids=["server", "disk", "store", "pageable", "pinned", "checkpoint", "full-checkpoint", "one reads for all", "host's update"],
 )
 def test_on_gpus_what_ranks_share_comes_back(said: dict[str, Any], tmp_path: Path) -> None:
     """A disk that four ranks read, the switches above their GPUs, and the host's time before collectives of its own."""
