@@ -52,7 +52,7 @@ def links_of(
     for rank in ranks:
         for name, often in Counter(call.segment for calls in program.threads(rank).values() for call in calls).items():
             if name not in known:
-                known[name] = _alike(program.segments[name])
+                known[name] = _alike(program.segments[name], program.device == "cpu")
             for ops in known[name]:
                 op = ops[0]
                 cost = cost_of(op, rank)
@@ -117,13 +117,13 @@ def idle(wishes: Wishes, capacity: Mapping[str, float]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _alike(ops: tuple[Op, ...]) -> list[list[Op]]:
-    """The segment's ops that may use links, those together that cost the same."""
+def _alike(ops: tuple[Op, ...], cores: bool) -> list[list[Op]]:
+    """The segment's ops that may use links, those together that cost the same. `cores`: kernels run on the host's, which loaders use too."""
     found: dict[tuple[object, ...], list[Op]] = {}
     for op in ops:
         if op.kind in MOVES:
             key = (op.kind, op.lane, op.name, op.bytes, op.group, op.peer, op.how, op.blocking, id(op.works))
             found.setdefault(key, []).append(op)
-        elif op.lane not in (COMPUTE, HOST) and op.works:
+        elif op.works and (op.kind == "host" or cores):
             found[(id(op),)] = [op]
     return list(found.values())

@@ -57,6 +57,22 @@ def test_whoever_prepares_samples_shares_the_cores(workers: int) -> None:
     assert step == pytest.approx(RANKS * MICRO * 10e-3 / 2, rel=0.01)
 
 
+@pytest.mark.parametrize("preprocess", ["200 ms", "400 ms"])
+def test_kernels_of_a_cpu_share_its_cores_with_loaders_in_short_too(preprocess: str) -> None:
+    """Eight ranks on four cores: their kernels and one loader each want all of them. (Kernels were not counted, and nobody shared.)"""
+    plan = {
+        "model": "gpt2-124m",
+        "seq_len": 64,
+        "task": "forward",
+        "precision": "fp32",
+        "batch": {"global": RANKS, "micro": 1},
+        "parallel": {"dp_replicate": RANKS},
+        "data": {"source": "memory", "workers": 1, "preprocess": preprocess},
+    }
+    whole, short = (predict(plan, "cpu-host", edits=("cpu.cores=4",), detail=detail).step_time_s for detail in (True, False))
+    assert short == pytest.approx(whole, rel=1e-6)
+
+
 def test_launching_threads_take_turns_on_too_few_cores() -> None:
     plan: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 128, "batch": {"micro": 1}, "parallel": {"dp_replicate": RANKS}}
     usual, enough, few = (predict(plan, "dgx-h100", edits=(f"cpu.cores={each}",)).step_time_s for each in (56, 4, 1))
