@@ -137,7 +137,7 @@ def _windows(spans: list[Span], blocks: dict[str, Pass]) -> tuple[dict[_Key, _Wi
     names: dict[str, str] = {}
     for span in spans:
         place = span.id.split("/", 4)  # rank, step, micro-batch, phase, block.part
-        if len(place) == 5 and place[3] in ("fwd", "bwd", "wgrad", "recompute"):
+        if len(place) == 5 and place[3] in ("fwd", "bwd", "wgrad", "recompute") and not place[4].endswith(".copy_in"):
             name = names.get(place[4])
             if name is None:  # micro-batches and steps have the same places
                 name = names[place[4]] = _block(place[4], blocks)

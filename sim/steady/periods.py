@@ -92,7 +92,7 @@ def on_path(setting: Setting, pricer: Pricer, step: float, steps: int, detail: b
         times = [seconds(msgspec.structs.replace(setting, plan=plan)) for plan, _ in found]
         weights = evened(setting, pricer, times, seconds).weights or tuple(share for _, share in found)
         if drifting(setting):  # who drifts apart takes neither as long as if all averaged in each step nor as if none ever did
-            together = sum(weight * seconds for weight, seconds in zip(weights, times, strict=False))
+            together = sum(weight * step_time(trace) for weight, trace in zip(weights, traces, strict=False))
             weights = tuple(weight * step / together for weight in weights)
     return [(weight, trace) for weight, trace in zip(weights, traces, strict=False) if weight]
 

@@ -189,3 +189,11 @@ def test_stages_on_other_devices_peak_where_their_own_reports_do() -> None:
     assert {max(used for _, used in drawn[rank]) for rank in (0, 8)} == {report.peak for report in reports}
     alike = memory_of_stages(setting.plan, setting.network, setting.framework, setting.topology.device(0))
     assert reports[0] == alike[0] and reports[1].peak < alike[1].peak
+
+
+def test_gathers_of_a_cpu_open_no_window_of_a_layer() -> None:
+    """There what a gather is laid into is copied by the cores, while the layer before it still runs backward."""
+    tree = GPT | {"precision": "fp32", "batch": {"global": 2, "micro": 1}, "parallel": {"dp_shard": 2, "zero": 3}}
+    found = predict(tree | {"data": {"source": "memory", "workers": 0}}, "2x cpu-host")
+    assert found.trace is not None
+    assert max(held for line in found.trace.memory.values() for _, held in line) == pytest.approx(found.peak_memory_bytes, rel=1e-6)

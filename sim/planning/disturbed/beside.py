@@ -182,6 +182,7 @@ class _Run:
         prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), False, alone)
         prices.shares = shares
         prices.shorten(states, condensed=False)
+        prices.local = frozenset()  # the links that no other lane of this job takes other jobs may take
         self.clocks: Clocks = Clocks(prices, beside.clocks if beside is not None else None)
         self._assembler = Assembler(prices)
         self._threads = [

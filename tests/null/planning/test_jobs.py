@@ -254,3 +254,17 @@ def test_nobody_is_faster_for_a_neighbour_that_ends_early() -> None:
     short = load_plan(reading(4, "64 MiB") | {"data": {"source": "disk", "sample": "64 MiB"}})
     found = jobs([waiting, short], "dgx-h100", "compact").rows
     assert found[0].slowdown >= 1.0 and found[0].alone_s == pytest.approx(predict(waiting, "dgx-h100").step_time_s, rel=1e-4)
+
+
+@pytest.mark.no_cover
+def test_jobs_on_the_same_nics_disturb_each_other_however_many_ranks_are_told_by_one() -> None:
+    """Two GPUs of each node, a job on each; from 32 ranks on equal ones are simulated once. (Nobody shared anything then.)"""
+
+    def slowed(nodes: int) -> float:
+        model = {"family": "decoder", "name": "g", "layers": 2, "hidden": 2048, "heads": 16, "vocab": 4096}
+        split = {"batch": {"global": nodes // 2, "micro": 1}, "parallel": {"dp_replicate": nodes // 2, "tp": 2}}
+        plan = load_plan({"model": model, "seq_len": 1024, "framework": "megatron", "task": "forward"} | split)
+        own = [[2 * node + at for node in range(nodes)] for at in (0, 1)]
+        return jobs([plan, plan], f"{nodes}x rtx-4090-x8", [own], edits=("ranks_per_node=2",)).rows[0].slowdown
+
+    assert 1.5 < slowed(16) == pytest.approx(slowed(8), rel=0.01)
