@@ -10,7 +10,7 @@ from sim.cost.calibration import Calibration
 from sim.cost.collective.gloo import gloo_cost, over_hosts, wandering
 from sim.cost.collective.group import GroupShape, group_shape
 from sim.cost.place import Common
-from sim.cost.price import Cost, Source
+from sim.cost.price import Cost, Source, weakest
 from sim.cost.timed import prices
 from sim.program import FILED, MEETING, Op
 from sim.work import HostWork, Work
@@ -39,7 +39,7 @@ class CpuPricer(Common):
         if op.kind in ("compute", "host"):
             costs = [cpu_cost(work, self.calibration) for work in op.works]
             seconds = sum(cost.seconds for cost in costs) * (self.stretch(rank) if op.kind == "compute" else 1.0)
-            return Cost(seconds, _worst([cost.source for cost in costs]), uses=self.cores(rank))
+            return Cost(seconds, weakest(cost.source for cost in costs), uses=self.cores(rank))
         if op.kind == "copy":
             if op.how in FILED:
                 return self._cached(op, rank) or self._disk(op, rank)
@@ -82,10 +82,3 @@ class CpuPricer(Common):
 
     def slowdown(self, rank: int) -> tuple[float, float]:
         return 1.0, 1.0
-
-
-def _worst(sources: list[Source]) -> Source:
-    for source in ("assumed", "fitted"):
-        if source in sources:
-            return source
-    return "measured"

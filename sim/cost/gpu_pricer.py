@@ -15,7 +15,7 @@ from sim.cost.host import MEMCPY, Calls, host_seconds
 from sim.cost.kernel import kernel_cost
 from sim.cost.overlap import slowdown
 from sim.cost.place import Common, share_of
-from sim.cost.price import Cost, Source
+from sim.cost.price import Cost, Source, weakest
 from sim.cost.staged import staged
 from sim.framework.framework import Framework
 from sim.program import FILED, HOST, MEETING, SERVER, Op, cpu_lane, held_beside
@@ -174,10 +174,9 @@ class GpuPricer(Common):
             # `repeat` equal kernels: either the device or the launches are the slower chain.
             end = max(max(end, issued + launch) + seconds, last + seconds / work.repeat)
             issued, total = last, total + seconds
-        weakest: Source = "assumed" if "assumed" in sources else "measured" if sources == {"measured"} else "fitted"
         held = held_beside(op)
         beside = total * slowdown(gpu, held)[0] if held is not None else 0.0
-        return Cost(total, weakest, host=issued, ready=end, slowed=beside)
+        return Cost(total, weakest(sources), host=issued, ready=end, slowed=beside)
 
     def _copy(self, op: Op, rank: int) -> Cost:
         if op.how in FILED:

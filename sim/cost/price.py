@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Literal, Protocol, get_args
 
 import msgspec
 
@@ -12,6 +12,12 @@ from sim.mesh import Mesh, peer_of
 from sim.program import Op
 
 Source = Literal["measured", "fitted", "assumed"]
+_SURER: tuple[Source, ...] = get_args(Source)
+
+
+def weakest(sources: Iterable[Source]) -> Source:
+    """What a sum of costs rests on: the least sure of them; of none, measured."""
+    return max(sources, key=_SURER.index, default="measured")
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):

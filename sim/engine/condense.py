@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sim.cost.price import Cost, Source
+from sim.cost.price import Cost, weakest
 from sim.engine.fuse import APART, Priced
 from sim.program import COMPUTE, HOST, MEETING, MESSAGE, Op, Program
 
@@ -132,7 +132,7 @@ def condense(
     exposed = _exposed(part, seconds - lost, meeting)
     seconds += copied
     ready = alone(part, False).end if host > 0 else seconds
-    source: Source = "assumed" if any(cost.source == "assumed" for op, cost in part if op.kind == "compute") else "fitted"
+    source = weakest(cost.source for op, cost in part if op.kind == "compute")
     whole = Op(
         f"{device[0].id}..{device[-1].id}",
         "compute",

@@ -15,7 +15,7 @@ G = G1 + h + G2. Their gaps are inside, so they are fused only where nothing can
 
 from __future__ import annotations
 
-from sim.cost.price import Cost, Source
+from sim.cost.price import Cost, Source, weakest
 from sim.program import HOST, Op
 
 Priced = tuple[Op, Cost]
@@ -91,7 +91,7 @@ class _Run:
         self.exposed += cost.seconds if op.kind == "collective" else cost.exposed
         self.known = self.known or cost.slowed > 0
         self.begun, self.lane = True, (op.lane, op.blocking)
-        self.source = _weaker(self.source, cost.source)
+        self.source = weakest((self.source, cost.source))
 
     @property
     def cost(self) -> Cost:
@@ -115,10 +115,6 @@ def span(ops: list[Priced], slow: float, beside: bool) -> float:
     whose launches are far ahead, and which it slows all alike unless they say themselves."""
     run = _composed(ops, slow)
     return (run.beside if run.known else run.device * slow) if beside else run.ready
-
-
-def _weaker(a: Source, b: Source) -> Source:
-    return "assumed" if "assumed" in (a, b) else "fitted" if "fitted" in (a, b) else a
 
 
 def _close(run: list[Priced], slow: float) -> list[Priced]:

@@ -57,9 +57,6 @@ class Variant(NamedTuple):
         return ".".join([self.base, *filter(None, flags)]) + LATER * self.later + ".beside" * self.beside
 
 
-FORWARD = Variant("fwd")
-
-
 def alone(chunk: Chunk, variant: Variant) -> Ops:
     """A pass beside which nothing runs."""
     line = list(zip(chunk.kind, chunk.blocks, strict=True))
@@ -79,7 +76,7 @@ def beside(chunk: Chunk, variant: Variant) -> Ops:
     return tuple(op for ops in pieces for op in ops)
 
 
-def forward(chunk: Chunk, variant: Variant = FORWARD) -> list[Ops]:
+def forward(chunk: Chunk, variant: Variant) -> list[Ops]:
     """Each block's forward, beside which parameters travel."""
     return [_line(chunk, kind, block, variant, True) for kind, block in zip(chunk.kind, chunk.blocks, strict=True)]
 

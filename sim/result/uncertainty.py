@@ -58,7 +58,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Seconds between which the step lies with probability `level`, and what that rests on."""
+    """Seconds between which the step lies with probability `LEVEL`, and what that rests on."""
 
     low: float
     high: float
@@ -67,7 +67,6 @@ class Interval(msgspec.Struct, frozen=True):
     """Relative standard error."""
     why: tuple[str, ...] = ()
     """What makes it extrapolated."""
-    level: float = LEVEL
 
 
 @cache

@@ -51,7 +51,7 @@ def lines(name: Name, pp: int, microbatches: int, chunks: int, train: bool, shar
     Raises `BadInput` for sizes that the schedule cannot run."""
     acts = shards and by_actions(name, chunks)
     grid = with_messages(name, pp, microbatches, chunks, acts)
-    if name in _BLOCKING and not acts:
+    if name in _BLOCKING:
         grid = tuple(map(late, grid))
     if not train:
         grid = tuple(tuple(action for action in line if action.kind in ("F", "SEND_F", "RECV_F")) for line in grid)

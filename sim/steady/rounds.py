@@ -51,13 +51,13 @@ def step_of(setting: Setting, coarse: bool = False) -> float:
     return _mean(setting, lambda one: _seconds(Run(one, coarse), one.plan))
 
 
-def whole(setting: Setting) -> float:
-    """Seconds of one optimizer step with all its micro-batches: what `predict` says, output apart. Raises `BadInput` and its kinds."""
+def whole_step(setting: Setting) -> float:
+    """Seconds of one optimizer step with all its micro-batches: what `predict` says, output apart, and tests hold `confirmed` against. Raises `BadInput` and its kinds."""
     return _mean(setting, lambda one: Run(one).whole())
 
 
 def confirmed(setting: Setting, pricer: Pricer | None = None) -> float:
-    """Seconds of one optimizer step within 0.05 % of `whole`, by rounds where that takes less simulation and two of them are alike. `pricer`: prices
+    """Seconds of one optimizer step within 0.05 % of `whole_step`, by rounds where that takes less simulation and two of them are alike. `pricer`: prices
     that are not the setting's own, for plans whose steps are of one sort. Raises `BadInput` and its kinds."""
     return _mean(setting, partial(_confirmed, pricer=pricer))
 

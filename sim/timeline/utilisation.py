@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from sim.program import ORDERS, PINNER, SERVER, cpu_lane
+from sim.program import ORDERS, cpu_lane
 from sim.timeline.asynchrony import step_shown
 from sim.timeline.metrics import window
 from sim.trace import Span, Trace
@@ -58,7 +58,7 @@ def on_cpu(span: Span, cpu: bool) -> list[tuple[float, float]]:
 
 
 def _thread_of(span: Span) -> str:
-    return span.lane if span.lane.startswith(("loader", PINNER, SERVER, "writer")) else span.thread
+    return span.lane if cpu_lane(span.lane) else span.thread
 
 
 def _merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

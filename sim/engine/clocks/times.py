@@ -10,15 +10,13 @@ from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple
 
 from sim.engine.seats import Seat
+from sim.engine.sharing import Uses
 
 WORK, RECORDED, SYNC, HELD, QUEUED = range(5)
 """What a thread does with an op: runs it itself, records an event, waits for one, waits for an op of its own lane that meets or
 shares, or queues it on a device lane."""
 RECORD, WAIT, MEET, FLOW, PLAIN = range(5)
 """What a lane does with it."""
-
-
-Uses = tuple[tuple[str, float], ...]
 
 
 class Instruction(NamedTuple):

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
+from sim.engine.groups import groups_of
 from sim.lower.checks.inflight import Go, Item, Lane, Rank
 from sim.lower.checks.stuck import grid, row
 from sim.lower.condense import Waits, condense, runs_of
-from sim.mesh import peer_of
 from sim.program import EVENTS, MEETING, MESSAGE, Call, Op, Program
 from topologies.errors import BadInput
 
@@ -77,11 +77,10 @@ class _Thread:
 
 class _Run:
     def __init__(self, program: Program, stands_for: list[int]) -> None:
-        self.program, self._stands_for = program, stands_for
+        self.program, self._groups = program, groups_of(program.mesh, stands_for)
         self._relevant: dict[tuple[tuple[str, ...], str], dict[str, list[Op]]] = {}
         self._ranks = [Rank(number) for number in sorted(set(stands_for))]
         self._open: dict[tuple[object, ...], list[tuple[Rank, Item]]] = {}
-        self._groups: dict[tuple[str, int], tuple[int, ...]] = {}
         self._alone: dict[str, bool] = {}
         self._ready: deque[Go] = deque()
         self._threads = [_Thread(self, rank, name) for rank in self._ranks for name in program.threads(rank.number)]
@@ -117,22 +116,13 @@ class _Run:
     def _meets_itself(self, axis: str) -> bool:
         """Every group of the axis is simulated as one rank."""
         if axis not in self._alone:
-            self._alone[axis] = all(len(self._represented(axis, rank.number)) == 1 for rank in self._ranks)
+            self._alone[axis] = all(len(self._groups.represented(axis, rank.number)) == 1 for rank in self._ranks)
         return self._alone[axis]
-
-    def _members(self, axis: str, rank: int) -> tuple[int, ...]:
-        found = self._groups.get((axis, rank))
-        if found is None:
-            found = self._groups[axis, rank] = self.program.mesh.group(axis, rank)
-        return found
-
-    def _represented(self, axis: str, rank: int) -> tuple[int, ...]:
-        return tuple(sorted({self._stands_for[member] for member in self._members(axis, rank)}))
 
     def issue(self, rank: Rank, item: Item) -> None:
         """Queues the op; runs the lane as far as it goes."""
         if item.op.kind in MESSAGE:
-            side = (item.op.kind, self._pair(rank, item.op))
+            side = (item.op.kind, self._groups.pair(item.op, rank.number))
             item.turn = rank.turns.get(side, 0)
             rank.turns[side] = item.turn + 1
         lane = rank.lane(item.op.lane)
@@ -165,24 +155,16 @@ class _Run:
         self._ready.extend(item.waiters)
         item.waiters = []
 
-    def _pair(self, rank: Rank, op: Op) -> tuple[object, ...]:
-        members = self._members(op.group, rank.number)
-        offset = op.peer % len(members)
-        other = self._stands_for[peer_of(members, rank.number, offset)]
-        if op.kind == "send":
-            return op.group, rank.number, other, offset
-        return op.group, other, rank.number, -offset % len(members)
-
     def _meet(self, rank: Rank, item: Item) -> None:
         op = item.op
         if op.kind == "collective":
-            needed = self._represented(op.group, rank.number)
+            needed = self._groups.represented(op.group, rank.number)
             base: tuple[object, ...] = (op.group, op.lane, needed)
             item.turn = rank.turns.get(base, 0)
             rank.turns[base] = item.turn + 1
             count = len(needed)
         else:
-            base, count = self._pair(rank, op), 2
+            base, count = self._groups.pair(op, rank.number), 2
         met = self._open.setdefault((base, item.turn), [])
         met.append((rank, item))
         if len(met) == count:

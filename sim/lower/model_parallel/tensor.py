@@ -183,7 +183,7 @@ def whole_gradients(job: Job, parts: Iterable[PartOps], sharded: bool = False) -
     mine = [part for part in parts if part.part.whole and not part.part.frozen]
     if job.framework.tensor_parallel.style != "dtensor":
         total = sum(sum(part.part.whole) for part in mine)
-        return [_now(job, "grad/whole.all_reduce", "all_reduce", total * job.grad_bytes)] if total and not sharded else []
+        return [_now(job, "grad/whole.all_reduce", "all_reduce", total * job.grad_bytes)] if total else []
     uses = 1 if sharded or job.framework.optimizer.implementation == "fused" else OPTIMIZERS[job.plan.optimizer.name].gradient_reads
     found = []
     for part in mine:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from sim.cost.price import Cost
+from sim.cost.price import Cost, Source
 from sim.engine.run import simulate
 from sim.mesh import Mesh
 from sim.program import Op
@@ -71,3 +72,14 @@ def test_a_message_behind_a_stretch_still_waits_for_it() -> None:
     whole, condensed = simulate(made, pricer, True), simulate(made, pricer, True, condensed=True)
     assert len(condensed.spans) < len(whole.spans)
     assert step_times(condensed) == step_times(whole)
+
+
+@pytest.mark.parametrize("source", ["measured", "fitted", "assumed"])
+def test_a_stretch_rests_on_what_its_kernels_do(source: Source) -> None:
+    class Sure(TablePricer):
+        def local(self, op: Op, rank: int) -> Cost:
+            return replace(super().local(op, rank), source=source)
+
+    made = program({"host": [Op(f"k{i}", "compute", "compute") for i in range(4)]}, mesh=Mesh({}))
+    found = simulate(made, Sure({f"k{i}": 1.0 for i in range(4)}), condensed=True)
+    assert {span.source for span in found.spans if span.kind == "compute"} == {source}

@@ -12,7 +12,7 @@ from sim.planning.sweeps.screen import screened
 from sim.predict import predict_setting
 from sim.program import Program
 from sim.setting.bind import bind
-from sim.steady.rounds import Rounds, confirmed, rounds_of, step_of, whole
+from sim.steady.rounds import Rounds, confirmed, rounds_of, step_of, whole_step
 from sim.steady.shortened import Run
 from sim.steady.split import split_of
 from topologies.load import load_topology
@@ -66,7 +66,7 @@ def _counts(setting: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[float, list[
 def test_a_step_confirmed_by_rounds_is_the_whole(parallel: dict[str, Any], framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = bind(_plan(96, framework, **parallel), MACHINE)
     found, seen = _counts(setting, monkeypatch)
-    assert found == pytest.approx(whole(setting), rel=5e-4)
+    assert found == pytest.approx(whole_step(setting), rel=5e-4)
     assert (rounds_of(setting) is not None) == (len(seen[0]) > 3)
 
 
@@ -80,7 +80,7 @@ def test_stages_of_unequal_length_take_what_all_their_steps_take(schedule: str, 
     plan = _plan(8, "pytorch", **parallel) | {"model": {"base": "llama2-7b", "layers": 8}, "seq_len": 512}
     setting = bind(plan, MACHINE)
     predicted = predict_setting(setting, steps=4, detail=False).step_time_s
-    assert (whole(setting), confirmed(setting)) == pytest.approx((predicted, predicted), rel=1e-3)
+    assert (whole_step(setting), confirmed(setting)) == pytest.approx((predicted, predicted), rel=1e-3)
 
 
 @pytest.mark.no_cover
@@ -94,7 +94,7 @@ def test_zero_bubble_settles_with_the_third_step(on: str, stages: int, count: in
     plan = {"model": shape, "seq_len": 512, "framework": "pytorch", "batch": {"global": replicas * count, "micro": 1}, "parallel": parallel}
     setting = bind(plan, on)
     predicted = predict_setting(setting, steps=5, detail=False).step_time_s
-    assert (whole(setting), confirmed(setting), screened(setting)) == pytest.approx((predicted,) * 3, rel=1e-3)
+    assert (whole_step(setting), confirmed(setting), screened(setting)) == pytest.approx((predicted,) * 3, rel=1e-3)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
@@ -114,7 +114,7 @@ def test_rounds_whose_pace_the_thread_sets_are_alike(parallel: dict[str, Any], m
     assert 0.998 < (most.host - less.host) / (most.seconds - less.seconds) < 1 + 1e-9
     found, seen = _counts(setting, monkeypatch)
     assert len(seen) == 1 and max(seen[0]) < 32
-    assert found == pytest.approx(whole(setting), rel=5e-5)
+    assert found == pytest.approx(whole_step(setting), rel=5e-5)
 
 
 FORWARD: list[tuple[str, dict[str, Any], dict[str, int], int]] = [
@@ -140,7 +140,7 @@ def test_stages_that_nothing_comes_back_to_run_into_the_next_step(
     }
     setting = bind(plan, on)
     predicted = predict_setting(setting, detail=False).step_time_s
-    assert (whole(setting), confirmed(setting)) == pytest.approx((predicted, predicted), rel=5e-4)
+    assert (whole_step(setting), confirmed(setting)) == pytest.approx((predicted, predicted), rel=5e-4)
 
 
 @pytest.mark.parametrize(("prefetch", "preprocess", "count"), [(1, "2 ms", 2), (4, "8 ms", 4)])
@@ -154,7 +154,7 @@ def test_loaders_and_a_thread_that_both_bind_take_three_steps(prefetch: int, pre
         "data": {"source": "disk", "workers": 4, "prefetch": prefetch, "sample": "1 MB", "preprocess": preprocess},
     }
     setting = bind(plan, "dgx-h100")
-    assert whole(setting) == pytest.approx(predict_setting(setting).step_time_s, rel=1e-6)
+    assert whole_step(setting) == pytest.approx(predict_setting(setting).step_time_s, rel=1e-6)
 
 
 @pytest.mark.no_cover
@@ -176,7 +176,7 @@ def test_dualpipe_comes_to_its_pace_late() -> None:
     times = Run(setting).times((8, 8, 12, 56, 64))
     early, late = (times[2].seconds - times[1].seconds) / 4, (times[4].seconds - times[3].seconds) / 8
     assert early < 0.97 * late
-    assert step_of(setting) == pytest.approx(whole(setting), rel=5e-4)
+    assert step_of(setting) == pytest.approx(whole_step(setting), rel=5e-4)
 
 
 @pytest.mark.no_cover
@@ -196,7 +196,7 @@ def test_a_v_is_warm_after_two_steps(parallel: dict[str, Any], model: str, count
     plan = {"model": model, "seq_len": 1024, "framework": "pytorch", "batch": {"global": count * replicas}}
     setting = bind(plan | {"parallel": {"dp_replicate": replicas, **parallel}}, "2x dgx-a100")
     predicted = predict_setting(setting, steps=4, detail=False).step_time_s
-    assert (whole(setting), confirmed(setting), step_of(setting)) == pytest.approx((predicted,) * 3, rel=1e-3)
+    assert (whole_step(setting), confirmed(setting), step_of(setting)) == pytest.approx((predicted,) * 3, rel=1e-3)
 
 
 def test_rounds_that_differ_are_not_taken_for_alike() -> None:

@@ -10,7 +10,7 @@ from sim.predict import predict
 from sim.program import Program
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
-from sim.steady.rounds import whole
+from sim.steady.rounds import whole_step
 from sim.steady.settled import loader_seconds
 from tests.null.lower.tiny import Constant, network, program, show
 from topologies.errors import BadInput
@@ -126,7 +126,7 @@ def test_a_step_is_as_long_as_its_batches_take_to_pin(workers: int, loaded: floa
     assert found.step_time_s == pytest.approx(max(pinned, loaded), rel=1e-3)
     assert found.breakdown.data_s > 0.9 * found.step_time_s
     setting = bind(plan, "dgx-h100")
-    assert whole(setting) == pytest.approx(found.step_time_s, rel=1e-3)
+    assert whole_step(setting) == pytest.approx(found.step_time_s, rel=1e-3)
     assert loader_seconds(found.program, pricer_for(setting)) == pytest.approx(max(pinned, loaded), rel=1e-3)
     assert explain(setting, tries=0).verdict.startswith("data-bound")
 

@@ -21,7 +21,7 @@ from sim.schedule.reading import LARGEST, name_of, read_rows, written_of
 from sim.sections import VEES
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
-from sim.steady.rounds import confirmed, step_of, whole
+from sim.steady.rounds import confirmed, step_of, whole_step
 from topologies.errors import BadInput, Refused
 
 SIZES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("looped-bfs", 2), ("zb-h1", 1), ("zb-h1", 2), ("zb-v", 1), ("dualpipe", 1)]
@@ -72,7 +72,7 @@ def test_it_takes_the_time_and_the_memory_of_the_one_with_a_name(tmp_path: Path,
     assert own.plan.parallel.chunks == named.plan.parallel.chunks == 2 or chunks == 1
     found, theirs = (predict_setting(setting, steps=2) for setting in (own, named))
     assert found.step_time_s == pytest.approx(theirs.step_time_s, rel=1e-9)
-    assert whole(own) == pytest.approx(found.step_time_s, rel=1e-6) and confirmed(own) == whole(own) == step_of(own)
+    assert whole_step(own) == pytest.approx(found.step_time_s, rel=1e-6) and confirmed(own) == whole_step(own) == step_of(own)
     assert found.peak_memory_bytes <= theirs.peak_memory_bytes
     assert Bounds().step(own, pricer_for(own)) <= found.step_time_s
     verify(lower(own.plan, own.network, own.framework, "cuda", 2))
@@ -220,7 +220,7 @@ def test_zero_bubbles_written_down_warm_up_as_the_one_with_a_name(tmp_path: Path
         bind(load_plan(tree("") | sizes | {"parallel": {"schedule": schedule, "pp": 4, "stages": [1, 2, 2, 2], "dp_shard": 2}}), "dgx-h100")
         for schedule in (written(tmp_path, "zb-h1", 4, 8), "zb-h1")
     )
-    assert whole(own) == whole(named) == pytest.approx(predict_setting(own).step_time_s, rel=1e-6)
+    assert whole_step(own) == whole_step(named) == pytest.approx(predict_setting(own).step_time_s, rel=1e-6)
 
 
 def test_a_sweep_keeps_schedules_by_what_their_files_say(tmp_path: Path) -> None:

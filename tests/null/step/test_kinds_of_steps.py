@@ -8,7 +8,7 @@ import pytest
 
 from sim.predict import predict_setting
 from sim.setting.bind import bind
-from sim.steady.rounds import confirmed, step_of, whole
+from sim.steady.rounds import confirmed, step_of, whole_step
 from sim.steady.shortened import Run
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "seq_len": 256, "framework": "pytorch", "precision": "fp16"}
@@ -34,7 +34,7 @@ CASES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
 def test_a_step_is_as_long_as_the_traced_one(tree: dict[str, Any], on: str, edits: tuple[str, ...]) -> None:
     setting = bind(BASE | tree, on, edits)
     step = pytest.approx(predict_setting(setting, steps=2, detail=False).step_time_s, rel=1e-3)
-    assert (step_of(setting), whole(setting), confirmed(setting)) == (step,) * 3
+    assert (step_of(setting), whole_step(setting), confirmed(setting)) == (step,) * 3
 
 
 def test_steps_of_other_counts_follow_each_other() -> None:

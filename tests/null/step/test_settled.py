@@ -17,7 +17,7 @@ from sim.predict import predict, predict_setting
 from sim.sections import Output
 from sim.setting.bind import bind
 from sim.setting.pricer import pricer_for
-from sim.steady.rounds import step_of, whole
+from sim.steady.rounds import step_of, whole_step
 from sim.steady.settled import host_seconds
 from sim.timeline.metrics import step_times as step_seconds
 
@@ -37,7 +37,7 @@ def test_no_step_is_shorter_than_what_its_thread_spends() -> None:
     quick = lower(setting.plan, setting.network, setting.framework, "cuda", 3)
     spent = host_seconds(quick, pricer_for(setting))
     assert predict_setting(setting).step_time_s >= spent * (1 - 1e-3)
-    assert step_of(setting) == pytest.approx(whole(setting)) == pytest.approx(spent, rel=1e-2)
+    assert step_of(setting) == pytest.approx(whole_step(setting)) == pytest.approx(spent, rel=1e-2)
 
 
 @pytest.mark.no_cover
@@ -63,7 +63,7 @@ def test_a_step_is_what_its_loaders_or_its_device_need(workers: int, work: str) 
     found = [predict(plan, "dgx-h100", steps=steps).step_time_s for steps in (2, 3, 7)]
     assert found == pytest.approx([max(quiet, loading)] * 3, rel=2e-3)
     setting = bind(plan, "dgx-h100")
-    assert whole(setting) == pytest.approx(found[0], rel=2e-3)
+    assert whole_step(setting) == pytest.approx(found[0], rel=2e-3)
     assert explain(setting, tries=0).step_time_s == pytest.approx(found[0], rel=2e-3)
 
 
@@ -82,7 +82,7 @@ def test_a_second_step_that_is_too_long_is_not_reported(on: str, workers: int) -
     later = [step.seconds for step in step_times(program, pricer_for(setting))][8:20]
     mean = sum(later) / len(later)
     assert predict_setting(setting).step_time_s == pytest.approx(mean, rel=1e-3)
-    assert whole(setting) == pytest.approx(mean, rel=1e-3)
+    assert whole_step(setting) == pytest.approx(mean, rel=1e-3)
 
 
 @pytest.mark.no_cover
@@ -140,7 +140,7 @@ def test_a_step_on_a_cpu_is_one_beside_which_the_store_of_batches_stays_as_it_is
     times = step_seconds(simulate(lower(setting.plan, setting.network, setting.framework, "cpu", 48), pricer_for(setting)))
     mean = sum(times[20:32]) / 12
     assert predict_setting(setting).step_time_s == pytest.approx(mean, rel=2e-3)
-    assert whole(setting) == step_of(setting) == pytest.approx(mean, rel=2e-3)
+    assert whole_step(setting) == step_of(setting) == pytest.approx(mean, rel=2e-3)
     assert faults(setting.plan, setting.topology, "slow=r0:1").step_time_s == pytest.approx(mean, rel=2e-3)
 
 
@@ -155,7 +155,7 @@ def test_steps_are_no_shorter_than_loaders_that_share_a_disk(rate: str) -> None:
     needed = 32 * 50e6 / (float(rate.split()[0]) * 1e9)
     setting = bind(load_plan(plan), "a100-pcie-x8", (f"disk.read={rate}",))
     assert predict_setting(setting).step_time_s == pytest.approx(needed, rel=1e-3)
-    assert whole(setting) == pytest.approx(needed, rel=1e-3)
+    assert whole_step(setting) == pytest.approx(needed, rel=1e-3)
 
 
 @pytest.mark.no_cover
