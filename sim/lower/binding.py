@@ -68,7 +68,7 @@ def refuse(job: Job) -> None:
     _refuse_adafactor(job)
     _refuse_states(job)
     _refuse_reduction(job)
-    _refuse_packed(job)
+    _refuse_whole(job)
     if p.pp > 1 and job.zero > job.framework.pipeline.zero:
         raise Refused(
             f"{job.framework.name} runs pipelines with zero = {job.framework.pipeline.zero} at most, not {job.zero}: its engine sums whole "
@@ -193,12 +193,17 @@ def _refuse_reduction(job: Job) -> None:
         )
 
 
-def _refuse_packed(job: Job) -> None:
-    """FSDP gathers parameters of one dtype."""
+def _refuse_whole(job: Job) -> None:
+    """FSDP gathers parameters of one dtype, for the block that holds them."""
     if job.zero >= 3 and job.network.stored_apart:
         raise Refused(
             f'lora.base = "nf4" with zero = {job.zero}: weights packed in four bits are described whole on each rank. Set zero = 2 at most, or split '
             "the layers (parallel.pp, parallel.tp), or leave lora.base out"
+        )
+    if job.zero >= 3 and job.network.lent:
+        raise Refused(
+            f'task = "dpo" beside adapters with zero = {job.zero}: the weights that both passes run on are described whole on each rank. Set zero = 2 '
+            "at most, or split the layers (parallel.tp), or leave lora out of the [model] table"
         )
 
 

@@ -23,9 +23,9 @@ class Change(NamedTuple):
 
 
 def most_sharded(plan: Plan, network: Network, framework: Framework) -> int:
-    """The level of ZeRO that is taken at most: by the framework in a pipeline, and with weights that lie in four bits."""
+    """The level of ZeRO that is taken at most: by the framework in a pipeline, and with weights that lie in four bits or serve two passes."""
     most = framework.pipeline.zero if plan.parallel.pp > 1 else 3
-    return min(most, 2) if network.stored_apart else most
+    return min(most, 2) if network.stored_apart or network.lent else most
 
 
 def said(plan: Plan, framework: Framework) -> Plan:

@@ -32,6 +32,10 @@ Seam = Literal[
 ]
 
 
+ADAPTER = ".lora"
+"""Ends the name of a part that is a low-rank adapter of the linear before it."""
+
+
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank sees of one micro-batch."""
 
@@ -229,6 +233,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that multiply by one head's weight which is no table of embeddings, first the one that has it: all on the last stage."""
     unseen: tuple[str, ...] = ()
     """Ops of a captured module that count by the bytes that they move alone."""
+    lent: bool = False
+    """Some of its blocks run on parameters that others hold (`sim.model.reference`, beside adapters)."""
     captured: bool = False
     """Recorded from a module that ran, not described: its kernels are those that it launched."""
 

@@ -1,4 +1,4 @@
-"""A frozen copy of the model that runs first: direct preference optimization's reference (Rafailov et al. 2023, equation 7).
+"""A frozen copy of the model that runs first, or the model without its adapters: direct preference optimization's reference (Rafailov et al. 2023, equation 7).
 
 Each sequence of a pair (chosen, rejected) goes through the copy without autograd, then through the model that is trained; both give the log-probability
 of each token, as a cross-entropy does, whose sums over a sequence are compared: kernels of a number for each sequence.
@@ -6,9 +6,9 @@ of each token, as a cross-entropy does, whose sums over a sequence are compared:
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
-from sim.model.parts import Block, Network, Part, still
+from sim.model.parts import ADAPTER, Block, Network, Part, still
 from sim.work import MemoryBound, Work
 
 PREFIX = "reference."
@@ -18,25 +18,32 @@ _COMPARED, _BACK = 7, 6
 mean; and their gradients, but for the reference's."""
 
 
-def with_reference(network: Network, micro: int) -> Network:
-    """The network behind a frozen copy of itself; `micro`: sequences of a micro-batch, which are compared in pairs."""
-    copies = {id(block): _still(block) for block in network.kinds}
+def with_reference(network: Network, micro: int, base: Network | None = None) -> Network:
+    """The network behind a frozen copy of itself; `micro`: sequences of a micro-batch, which are compared in pairs. `base`: the network without the
+    adapters that it has: then these are left out of a pass through the same weights (PEFT's disable_adapter, as TRL has it), and there is no copy."""
+    lent = base is not None
+    copies = {id(block): _still(block, lent) for block in network.kinds}
     behind = tuple((f"{PREFIX}{name}", copies[id(block)]) for name, block in network.blocks)
     *body, (last, head) = network.blocks
-    compared = (last, msgspec.structs.replace(head, parts=(*head.parts, _preference(micro))))
-    return msgspec.structs.replace(
+    compared = (last, replace(head, parts=(*head.parts, _preference(micro))))
+    forward = (base or network).forward_flops_per_sample
+    return replace(
         network,
         blocks=(*behind, *body, compared),
-        parameters=2 * network.parameters,
-        active_parameters=2 * network.active_parameters,
-        flops_per_sample=network.flops_per_sample + network.forward_flops_per_sample,
-        forward_flops_per_sample=2 * network.forward_flops_per_sample,
+        parameters=network.parameters * (1 if lent else 2),
+        active_parameters=network.active_parameters * (1 if lent else 2),
+        flops_per_sample=network.flops_per_sample + forward,
+        forward_flops_per_sample=network.forward_flops_per_sample + forward,
         chain=False,
+        lent=lent,
     )
 
 
-def _still(block: Block) -> Block:
-    return msgspec.structs.replace(block, parts=tuple(still(part) for part in block.parts))
+def _still(block: Block, lent: bool) -> Block:
+    if not lent:
+        return replace(block, parts=tuple(still(part) for part in block.parts))
+    parts = (still(part) for part in block.parts if not part.name.endswith(ADAPTER))
+    return replace(block, parts=tuple(replace(part, tensors=(), matrices=(), tables=(), whole=(), stored=0.0) for part in parts))
 
 
 def _preference(micro: int) -> Part:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from sim.framework.chosen import sharding_of
 from sim.memory.hosts import host_bytes
 from sim.memory.report import MemoryReport
+from sim.model.parts import ADAPTER
 from sim.model.stages import held, layout
 from sim.rules import mesh_of
 from sim.setting.astride import astride
@@ -123,7 +124,7 @@ def _recorded(setting: Setting) -> Iterator[str]:
 def _adapters(setting: Setting) -> Iterator[str]:
     """A plan that trained adapters, with another task and the same table."""
     parts = [part.name for block in setting.network.kinds for part in block.parts]
-    if setting.plan.task == "finetune" and any(name.endswith(".lora") for name in parts):
+    if setting.plan.task == "finetune" and any(name.endswith(ADAPTER) for name in parts):
         yield (
             'task = "finetune": the [model] table has lora, so adapters alone are trained, as with task = "lora", which says that this is meant. '
             "Leave lora out to train all parameters"

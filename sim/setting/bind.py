@@ -137,11 +137,8 @@ def _supported(plan: Plan, machine: Topology) -> None:
 def model_of(plan: Plan) -> ModelSpec:
     """The plan's model: a preset or file by name, or the [model] table (which may change one of those); adapters added for task = "lora"."""
     model = model_from(plan.model)
-    if plan.task == "dpo" and (not isinstance(model, Decoder) or model.lora is not None):
-        what = "a decoder that is trained whole" if isinstance(model, Decoder) else "a decoder"
-        raise Refused(
-            f'task = "dpo" needs {what}; {plan.model_name} is none ({type(model).__name__.lower()}{" with adapters" * isinstance(model, Decoder)})'
-        )
+    if plan.task == "dpo" and not isinstance(model, Decoder):
+        raise Refused(f'task = "dpo" needs a decoder; {plan.model_name} is none ({type(model).__name__.lower()})')
     if plan.task == "lora":
         if not hasattr(model, "lora"):
             raise Refused(f'task = "lora" needs a decoder; {plan.model_name} is none ({type(model).__name__.lower()})')
@@ -219,6 +216,12 @@ def attention_of(framework: Framework, model: ModelSpec) -> Literal["flash", "ma
 
 @lru_cache(maxsize=512)
 def _described(model: ModelSpec, shape: Shape, framework: Framework, attention: str, pairs: int) -> Network:
-    """`pairs`: sequences that are compared in pairs by their likeness under a frozen copy; 0: none are."""
+    """`pairs`: sequences that are compared in pairs by their likeness under what is not trained: a frozen copy, or, where adapters are what is
+    trained, the model without them; 0: none are."""
     network = describe(model, shape, framework, attention)
-    return with_reference(network, pairs) if pairs else network
+    if not pairs:
+        return network
+    adapted = getattr(model, "lora", None) is not None
+    return with_reference(
+        network, pairs, describe(msgspec.structs.replace(model, lora=None), shape, framework, attention) if adapted else None
+    )

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import weight_casts
-from sim.model.parts import Part
+from sim.model.parts import ADAPTER, Part
 from sim.model.share import Share
 from sim.model.specs.decoder import Decoder, Lora
 from sim.work import Gemm, GroupedGemm, MemoryBound, Work
@@ -43,7 +43,7 @@ def adapt(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
         adapted.append(part)
         if _TARGETS.get(part.name) in spec.lora.targets:
             gemms = [work for work in part.forward if isinstance(work, Gemm)]
-            names = [f"{part.name}.lora"] if len(gemms) == 1 else [f"{part.name}.{at}.lora" for at in range(len(gemms))]
+            names = [f"{part.name}{ADAPTER}"] if len(gemms) == 1 else [f"{part.name}.{at}{ADAPTER}" for at in range(len(gemms))]
             adapted += [_adapter(name, gemm, share, spec.lora) for name, gemm in zip(names, gemms, strict=True)]
     return adapted
 
@@ -51,7 +51,7 @@ def adapt(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
 def freeze(parts: list[Part]) -> list[Part]:
     """The parts of the base without gradients of their weights (a tied head's are the embedding's): products then need not keep their inputs.
     Adapters stay as they are."""
-    return [_still(part) if (part.tensors or part.wgrad) and not (part.frozen or part.name.endswith(".lora")) else part for part in parts]
+    return [_still(part) if (part.tensors or part.wgrad) and not (part.frozen or part.name.endswith(ADAPTER)) else part for part in parts]
 
 
 def reread(lora: Lora, share: Share) -> int:

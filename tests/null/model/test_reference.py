@@ -80,6 +80,19 @@ def test_what_is_gathered_for_the_copy_is_given_back(framework: str, again: bool
         assert sum(op.alloc - op.free for call, op in program.ops(0) if call.step == step) == 0
 
 
+@pytest.mark.parametrize("base", ["", "nf4"])
+def test_beside_adapters_the_reference_is_the_model_without_them(base: str) -> None:
+    """Its weights serve both passes: no byte more than adapters' training takes, and the time of a forward beside it."""
+    adapted = {"base": "llama3.2-1b", "lora": {"rank": 16} | ({"base": base} if base else {})}
+    split = {"parallel": {"dp_replicate": 8}}
+    both, adapters = (_found(task, model=adapted, **split) for task in ("dpo", "lora"))
+    forward = _found("forward", **split)
+    assert both.peak_memory_bytes == pytest.approx(adapters.peak_memory_bytes, rel=1e-3)
+    assert both.step_time_s == pytest.approx(adapters.step_time_s + forward.step_time_s, rel=0.3 if base else 0.03)
+    assert both.step_time_s > adapters.step_time_s + 0.97 * forward.step_time_s, "packed weights are unpacked once more"
+    assert both.parameters == adapters.parameters
+
+
 @pytest.mark.no_cover
 def test_folded_and_whole_agree() -> None:
     plan = LLAMA | {"task": "dpo", "parallel": {"dp_shard": 4, "tp": 2, "zero": 3}, "batch": {"global": 16, "micro": 2}}
@@ -99,7 +112,7 @@ def test_remedies_keep_pairs_whole() -> None:
     [
         ({"batch": {"micro": 3}}, BadInput, "compares sequences in pairs"),
         ({"model": "bert-large"}, Refused, 'task = "dpo" needs a decoder; bert-large is none'),
-        ({"model": {"base": "llama3.2-1b", "lora": {"rank": 8}}}, Refused, "needs a decoder that is trained whole"),
+        ({"model": {"base": "llama3.2-1b", "lora": {"rank": 8}}}, Refused, "beside adapters with zero = 3.* Set zero = 2 at most"),
         ({"parallel": {"pp": 2, "dp_shard": 4}}, Refused, r"no pipeline can cut it; set parallel.pp = 1"),
     ],
 )
