@@ -241,12 +241,13 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
 def _plans(plans: typer.Typer, desk: Desk) -> None:
     @plans.command("list")
     def list_(as_json: AsJson = False) -> None:
-        """Shipped plans, each with a machine for --on, and models."""
+        """Shipped plans, each with a machine for --on, models, and frameworks."""
         from sim.files.planfile import about, presets
+        from sim.framework.framework import frameworks
         from sim.model import models
 
         rows = [dict(zip(("plan", "what", "on"), (name, *about(path)), strict=True)) for name, path in presets().items()]
-        desk.show({"rows": rows, "models": list(models())}, as_json, "plans")
+        desk.show({"rows": rows, "models": list(models()), "frameworks": list(frameworks())}, as_json, "plans")
 
     @plans.command()
     def show(plan: PlanName, set_: PlanSets = None, as_json: AsJson = False) -> None:

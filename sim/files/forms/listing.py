@@ -18,6 +18,7 @@ class Catalog(Said, frozen=True, kw_only=True):
 
     rows: list[PlanRow]
     models: list[str]
+    frameworks: list[str]
 
 
 class Machines(Said, frozen=True, kw_only=True):

@@ -155,7 +155,7 @@ def test_the_version_is_that_of_the_distribution(call: Call) -> None:
 
 def test_catalogs_are_listed(call: Call) -> None:
     plans, machines = call("plan", "list", "--json").json, call("topology", "list", "--json").json
-    assert "tiny-ddp" in {row["plan"] for row in plans["rows"]} and "llama3-8b" in plans["models"]
+    assert "tiny-ddp" in {row["plan"] for row in plans["rows"]} and "llama3-8b" in plans["models"] and "pytorch-amp" in plans["frameworks"]
     assert "dgx-h100" in machines["machines"] and "h100-sxm" in machines["gpus"]
 
 
