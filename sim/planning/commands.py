@@ -82,9 +82,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
                 from sim.planning.sweeps.search import search
 
                 found = search(base, points, on, out, trials=trials, seed=seed, **how)
-        tell(desk, found, edits, batch(base, written, found), as_json)
-        if not as_json and (again := again_by(plan, overrides, edits, found)):
-            desk.say(f"the best plan: {again}")
+        tell(desk, found, edits, batch(base, written, found), again_by(plan, overrides, edits, found), as_json)
         if failed := found.failure:
             desk.say(f"{found.counts['failed']} plans failed, a fault of StepTwin: please report {failed.key} ({failed.reason})")
         if report:

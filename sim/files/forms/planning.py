@@ -84,6 +84,8 @@ class Sweep(Said, frozen=True, kw_only=True):
     alike: int
     """Points that mean the same plan as another, which have no row."""
     best: str
+    again: str
+    """The call that predicts the best plan; empty where keys alone do not say it."""
     file: str
 
 

@@ -37,17 +37,17 @@ def changes(space: Mapping[str, tuple[str, ...]], prices: Container[str] | None)
     return [edit for edits in each if prices is not None and not any(edit in prices for edit in edits) for edit in edits]
 
 
-def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str], as_json: bool) -> None:
-    """The best plans, what became of the others, and points that are none."""
+def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str], again: str, as_json: bool) -> None:
+    """The best plans, what became of the others, points that are none, and the call that predicts the best (`again`)."""
     refusals = [{"plans": count, "such_as": reason} for count, reason in found.refusals]
     told: dict[str, Any] = {"counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}
     if as_json:
-        told |= {"alike": found.alike, "front": [said_row(row) for row in found.front], "refusals": refusals}
+        told |= {"again": again, "alike": found.alike, "front": [said_row(row) for row in found.front], "refusals": refusals}
         told |= {"rows": [said_row(row) for row in found.ranked], "by_machine": [said_row(row) for row in found.by_machine]}
         desk.show(told, True, "sweep")
         return
     told = {"machine changed by": ", ".join(edits)} | told if edits else told
-    told |= _roomy(found)
+    told |= faster(found) | _roomy(found)
     told |= {"alike": f"{found.alike:,} more points mean the same plan as one of these"} if found.alike else {}
     desk.show(_few(found) | more | told, False, "sweep")
     if len(found.by_machine) > 1:
@@ -56,6 +56,17 @@ def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str],
         desk.say(f"warning: {text}")
     if refusals:
         desk.show({"rows": refusals[:3]}, False, "points that are no plan")
+    if again:
+        desk.say(f"the best plan: {again}")
+
+
+def faster(found: Sweep) -> dict[str, str]:
+    """The plan that trains fastest, where more GPUs make it another than the best."""
+    fast = max(found.ranked, key=lambda row: (row.rate or 0.0) * (row.flops or 1.0), default=None)
+    if fast is None or fast is found.best:
+        return {}
+    worth = "model FLOPs for their money" if fast.cost else "model FLOPs per second and GPU"
+    return {"best by": worth, "fastest": fast.key}
 
 
 def _roomy(found: Sweep) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 import steptwin
 from sim.files.planfile import load_plan
-from sim.planning.sweeps import judge
+from sim.planning.sweeps import judge, told
 from sim.planning.sweeps.front import CLOSE, cautious, open_questions
 from sim.planning.sweeps.screen import screened
 from sim.planning.sweeps.space import parse_space
@@ -182,3 +182,14 @@ def test_what_is_close_to_the_best_is_simulated_whole() -> None:
     near, far = row("near", 1.998 * CLOSE, "short"), row("far", 2.002 * CLOSE, "short")
     asked = open_questions([*known, near, far])
     assert asked["near on=x"] == "whole" and asked.get("far on=x") != "whole"
+
+
+def test_where_the_best_is_not_the_fastest_both_are_told(tmp_path: Path) -> None:
+    """Eight GPUs waste less than sixteen, which train faster."""
+    space = "dp_replicate=8,16 micro=8 global=128"
+    both = sweep(load_plan("gpt2-ddp8"), parse_space(space), "2x dgx-h100", tmp_path / "a.sqlite")
+    assert both.best is not None and both.best.gpus == 8
+    (by, fastest) = told.faster(both).values()
+    assert by == "model FLOPs per second and GPU" and "dp_replicate=16" in fastest
+    alone = sweep(load_plan("gpt2-ddp8"), parse_space(space.replace("8,16", "8")), "2x dgx-h100", tmp_path / "b.sqlite")
+    assert told.faster(alone) == {}

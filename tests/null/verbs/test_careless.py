@@ -113,5 +113,7 @@ def test_a_sweep_says_how_its_best_plan_is_predicted(tmp_path: Path, call: Call)
     again = next(line.partition(": ")[2] for line in said.err.splitlines() if line.startswith("the best plan: "))
     verb, *words = shlex.split(again)
     assert verb == "steptwin" and "parallel.dp_shard=4" in words and "link.nvlink.rate=100 GB/s" in words
-    best = min(row["step_time_s"] for row in call("sweep", *base, *more, "--json").json["rows"])
+    told = call("sweep", *base, *more, "--json").json
+    assert told["again"] == again
+    best = min(row["step_time_s"] for row in told["rows"])
     assert call(*words, "--json").json["step_time_s"] == pytest.approx(best, rel=1e-6)
