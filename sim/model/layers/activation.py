@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from sim.model.layers.elementwise import elementwise
 from sim.model.parts import Part
 from sim.model.share import Share
+from sim.model.specs.fields import GATED
 from sim.work import MemoryBound, Work
 
 _ACTIVATION_FLOPS = {"relu": (1.0, 2.0), "relu2": (1.0, 2.0), "silu": (5.0, 10.0)}
 """FLOPs per element forward and backward; gelu and tanh, which need an error function or exponentials, take 8 and 12. They tell kernels apart on CPUs."""
-GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
 
 
 def activation(

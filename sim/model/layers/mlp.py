@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from sim.model.check import divisible
-from sim.model.layers.activation import GATED, activation
+from sim.model.layers.activation import activation
 from sim.model.layers.linear import linear
 from sim.model.parts import Part
 from sim.model.share import Share
+from sim.model.specs.fields import GATED
 
 
 def mlp(

@@ -12,7 +12,7 @@ import math
 from msgspec.structs import replace
 
 from sim.model.check import divisible
-from sim.model.layers.activation import GATED, activation, limited
+from sim.model.layers.activation import activation, limited
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.grouped import grouped, sorts_again, weighs_inside
 from sim.model.layers.linear import casts, linear, scaled_before
@@ -22,6 +22,7 @@ from sim.model.layers.router import correction, router, spelled_out
 from sim.model.parts import Part, Seam, everywhere
 from sim.model.share import Share
 from sim.model.specs.decoder import Moe
+from sim.model.specs.fields import GATED
 from sim.routing import different
 from sim.work import MemoryBound, Work
 from topologies.errors import Refused

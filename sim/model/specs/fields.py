@@ -12,7 +12,8 @@ Layers = Annotated[int, msgspec.Meta(ge=1, le=10**4)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 Activation = Literal["gelu", "gelu_new", "quick_gelu", "relu", "relu2", "silu", "tanh", "swiglu", "geglu", "reglu"]
-"""`swiglu`, `geglu`, `reglu` are gated: act(gate) x up."""
+GATED = ("swiglu", "geglu", "reglu")
+"""Activations of two linears: act(gate) x up."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="family"):

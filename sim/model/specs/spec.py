@@ -18,7 +18,7 @@ from sim.model.specs import coco, openimages
 from sim.model.specs.clip import Clip
 from sim.model.specs.decoder import Decoder
 from sim.model.specs.diffusion import DiffusionUNet, Dit, Flux, Wan
-from sim.model.specs.fields import Activation, Count, Fraction, Layers, Natural, Spec
+from sim.model.specs.fields import GATED, Activation, Count, Fraction, Layers, Natural, Spec
 from sim.model.specs.pictures import ConvNext, EfficientNet, UNet
 from sim.model.specs.recommender import Dlrm
 from sim.model.specs.speech import Wav2Vec, Whisper
@@ -35,6 +35,13 @@ class Mlp(Spec, tag="mlp", frozen=True, kw_only=True):
     bias: bool = True
     loss: Literal["cross_entropy", "mse"] = "mse"
     unit: ClassVar[str] = "samples"
+
+    def __post_init__(self) -> None:
+        if self.activation in GATED:
+            plain = ", ".join(kind for kind in get_args(Activation) if kind not in GATED)
+            raise BadInput(
+                f'{self.name or "mlp"}: activation = "{self.activation}" gates one linear by another, and an MLP\'s layers have one. Use {plain}'
+            )
 
     def input_bytes(self, seq: int) -> int:
         """fp32 vectors in and out."""
