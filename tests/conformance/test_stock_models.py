@@ -103,6 +103,11 @@ def test_parameters_are_those_of_the_description(name: str) -> None:
         assert model[block] == sizes, block
 
 
+def test_norms_without_weights_have_no_biases() -> None:
+    plan = load_plan({"model": GPT | {"norm_weight": False}, "seq_len": 16, "precision": "fp32"})
+    assert built(plan) == described(plan)
+
+
 TOWER = {"layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "image": 32, "patch": 8}
 SEEING: dict[str, Any] = {"family": "vlm", "decoder": LLAMA | {"tied": True}}
 SMALL: dict[str, dict[str, Any]] = {

@@ -26,13 +26,13 @@ def norm(
 ) -> Part:
     """LayerNorm or RMSNorm of `rows` x `width`; under `compile` it takes the residual add before it into its kernel.
 
-    `weight`, `bias`: what of it is learned. Where the framework copies the residual stream to fp32 for its fused kernel, that copy is kept.
+    `weight`, `bias`: what of it is learned; torch has no bias without a weight (nn.LayerNorm(elementwise_affine=False)). Where the framework copies the residual stream to fp32 for its fused kernel, that copy is kept.
     """
     e = es or share.es
     elements = rows * width
     eager, copied = _eager(share, kind), _copied(share, kind, e)
     joined = share.framework.compile and after_residual
-    tensors = (width,) * (weight + (kind == "layernorm" and bias))
+    tensors = (width,) * (1 + (kind == "layernorm" and bias)) if weight else ()
     if eager:
         forward, backward = _eager_rmsnorm(share, elements, rows, e)
     elif kind == "layernorm" and share.framework.elementwise.norm_in_parts:

@@ -130,7 +130,7 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     norm_bias: bool = True
     """LayerNorm has a bias."""
     norm_weight: bool = True
-    """Norms have learned weights (OLMo's have none)."""
+    """Norms have learned weights (OLMo's have none, and no biases)."""
     bias: bool = False
     """Linear layers have biases."""
     qkv_bias: bool | None = None
