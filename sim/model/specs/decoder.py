@@ -247,6 +247,8 @@ def _check(spec: Decoder) -> None:
         raise BadInput(f"{name}: moe.top_k = {spec.moe.top_k} is more than moe.experts = {spec.moe.experts}")
     if not (spec.pre_norms or spec.post_norms) or (spec.parallel_block and not spec.pre_norms):
         raise BadInput(f"{name}: pre_norms = false needs post_norms = true, and parallel_block = false")
+    if spec.parallel_block and spec.post_norms:
+        raise BadInput(f"{name}: parallel_block adds attention and MLP up as they are. Use post_norms = false, or parallel_block = false")
     if spec.tied and spec.further_rows:
         raise BadInput(f"{name}: further_rows = {spec.further_rows}: a tied head has logits for all rows. Add them to vocab")
     if spec.mla is not None and spec.biased_scores:

@@ -131,6 +131,7 @@ MODELS = [
     ({"kv_heads": 3}, "does not divide heads"),
     ({"moe": {"experts": 2, "top_k": 4, "ffn": 64}}, "top_k"),
     ({"pre_norms": False}, "post_norms"),
+    ({"parallel_block": True, "post_norms": True}, "parallel_block adds attention and MLP up as they are. Use post_norms = false"),
     ({"pattern": "M*"}, "letters"),
     ({"pattern": "MMMM"}, "mamba"),
     ({"pattern": "EEEE"}, "moe"),
