@@ -38,7 +38,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     edits: tuple[str, ...] = ()
     """Its what-ifs."""
     plan_key: str = ""
-    """What the plan is, without its batch and precision's name: equal keys are the same plan measured again."""
+    """What the plan and its machine are, without its name: equal keys are the same plan measured again."""
     what: str = ""
     """The plan in a line."""
     assumed: tuple[str, ...] = ()

@@ -108,9 +108,13 @@ def _grouped(rows: list[Row]) -> tuple[dict[bytes, list[Case]], list[Refusal]]:
         except BadInput as error:
             refused.append(Refusal(row.row_id, str(error)))
             continue
-        key = msgspec.json.encode((msgspec.structs.replace(case.plan, name=""), case.topology, case.edits))
-        groups.setdefault(key, []).append(case)
+        groups.setdefault(_same(case), []).append(case)
     return groups, refused
+
+
+def _same(case: Case) -> bytes:
+    """Equal for rows that are one plan on one machine, whose step is as many of theirs."""
+    return msgspec.json.encode((msgspec.structs.replace(case.plan, name=""), case.topology, case.edits, case.turns))
 
 
 def _run(
@@ -154,19 +158,6 @@ def _guarded(predict_seconds: PredictSeconds, case: Case) -> Found | str:
 def _outcome(case: Case, found: Found) -> Outcome:
     row, plan = case.row, case.plan
     assert row.step_time_s is not None
-    p = plan.parallel
-    key = (
-        plan.framework_name,
-        plan.precision,
-        plan.seq_len,
-        plan.batch,
-        p,
-        plan.memory,
-        plan.compile,
-        case.topology,
-        case.edits,
-        plan.model,
-    )
     return Outcome(
         row_id=row.row_id,
         source_id=row.source_id,
@@ -183,7 +174,7 @@ def _outcome(case: Case, found: Found) -> Outcome:
         gpus=plan.world,
         machine=case.topology,
         edits=case.edits,
-        plan_key=hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16],
+        plan_key=hashlib.sha256(_same(case)).hexdigest()[:16],
         what=_what(plan, case.topology),
         assumed=case.assumed,
     )

@@ -58,6 +58,15 @@ def test_a_row_without_its_gpus_is_refused_and_counted(tmp_path: Path) -> None:
     assert tables["refused"] == [{"reason": "the number of GPUs is not stated", "rows": 1}]
 
 
+def test_rows_are_one_plan_measured_again_where_all_of_it_is_the_same(tmp_path: Path) -> None:
+    names = "row_id,gpu,gpus,framework,global_batch,step_time_s,quality,model_name,n_layers,hidden,n_heads,vocab_size,seq_len,optimizer"
+    row = "{},H100,8,pytorch,8,{},A,GPT,4,1024,16,50304,512,{}"
+    lines = (row.format("a", 1.0, "adamw"), row.format("b", 1.1, "adamw"), row.format("c", 0.5, "sgd"))
+    (tmp_path / "t.csv").write_text("\n".join((names, *lines)) + "\n")
+    a, b, c = validate_training(str(tmp_path / "t.csv"), 1, predict_seconds=quick).outcomes
+    assert a.plan_key == b.plan_key != c.plan_key
+
+
 def test_a_row_that_fails_is_refused_with_its_reason() -> None:
     done: list[tuple[int, int]] = []
     found = validate_training(None, 1, LIMIT, predict_seconds=failing, progress=lambda at, of: done.append((at, of)))
