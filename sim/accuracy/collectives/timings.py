@@ -63,7 +63,7 @@ def validate_collectives(path: str | Path) -> dict[str, Any]:
     A row is (GPU type, collective, one node or several, size class, file); its `left_out` is the median error of a model fitted without that
     type's architecture, `source_out` of one fitted without those who published the row. Raises `BadInput` where a file cannot be read.
     """
-    files, other = [Path(path)], Path(path).resolve().parents[1] / "facts" / "nccl_other_measured.csv"
+    files, other = [Path(path)], Path(path).resolve().parent.parent / "facts" / "nccl_other_measured.csv"
     if other.is_file() and other != Path(path).resolve():
         files.append(other)
     found: list[Timing] = []

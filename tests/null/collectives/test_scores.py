@@ -81,6 +81,8 @@ def test_targets_are_those_of_the_span_and_the_size() -> None:
 def test_files_without_the_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="message_bytes"):
         validate_collectives(_write(tmp_path / "x.csv", [("a", 1)], ("kind", "gpus")))
+    with pytest.raises(BadInput, match=r"absent\.csv cannot be read"):  # a root has no folder above it
+        validate_collectives(Path(tmp_path.anchor) / "absent.csv")
 
 
 @pytest.mark.no_cover
