@@ -20,6 +20,7 @@ FORMS: dict[str, Any] = {
     "twin": measuring.Twin,
     "run": measuring.Run,
     "here": measuring.Here,
+    "here --gpu": measuring.HereGpu,
     "probe": measuring.Probe,
     "doctor": measuring.Doctor,
     "study": prediction.Study,

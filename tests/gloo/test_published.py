@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from executor.twin import Twin, run_plan
+from executor.validation.gpu_rows import Summary as GpuSummary
 from executor.validation.here import Row, Summary
 from sim.align import align_by_class
 from sim.files.planfile import load_plan
@@ -65,6 +66,14 @@ def test_here(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     said = call("here", "ddp", "--json")
     check("here", said.out)
     assert said.json["rows"] == msgspec.to_builtins(rows)
+
+
+def test_here_on_a_gpu(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = (Path(__file__).parents[2] / "reports" / "measured" / "h200-sxm" / "summary.json").read_bytes()
+    (tmp_path / "summary.json").write_bytes(measured)
+    total = msgspec.convert(json.loads(measured)["summary"], GpuSummary)
+    monkeypatch.setattr("executor.validation.gpu_twin.twin_gpu", lambda *_, **__: ([], total, tmp_path))
+    check("here --gpu", call("here", "--gpu", "--json").out)
 
 
 def test_a_probe(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Published forms of what was measured, alone and beside its prediction: `run`, `probe`, `here`, `compare`, `twin`, `doctor`."""
+"""Published forms of what was measured, alone and beside its prediction: `run`, `probe`, `here`, `here --gpu`, `compare`, `twin`, `doctor`."""
 
 from __future__ import annotations
 
@@ -100,6 +100,69 @@ class Here(Said, frozen=True, kw_only=True):
     ranked: int
     bounds: int
     named: int
+
+
+class GpuClass(Said, frozen=True, kw_only=True):
+    """Seconds per step and rank in a class of op; null where that run has no such figure."""
+
+    cls: str
+    uncalibrated: float | None
+    calibrated: float | None
+    played: float | None
+    stock: float | None
+
+
+class GpuRow(Said, frozen=True, kw_only=True):
+    """One plan on this GPU: seconds of a step and bytes of memory, predicted and measured. Where a figure is null, `failed` or `refused` says why, by
+    what should have given it. `made_with`: versions; `clocks`: MHz, watts and degrees of the busy GPU, by name."""
+
+    plan: str
+    kind: str
+    model: str
+    ranks: int
+    made_with: dict[str, str]
+    uncalibrated: float | None
+    calibrated: float | None
+    clock: float
+    mark: str
+    measured_share: float
+    played_predicted: float | None
+    played: Steps | None
+    stock: Steps | None
+    ops_within: float | None
+    predicted_memory: int
+    stock_memory: int
+    classes: list[GpuClass]
+    clocks: dict[str, float]
+    failed: dict[str, str]
+    refused: dict[str, str]
+    notes: list[str]
+
+
+class GpuSummary(Said, frozen=True, kw_only=True):
+    """Means of absolute errors over the rows that have the figures, null without any; `ops_within` is the share of the time in ops that is predicted
+    within 10 %. A class of op stands with its seconds and its signed error, a plan that lacks a figure with the reason."""
+
+    plans: int
+    measured: int
+    uncalibrated: float | None
+    calibrated: float | None
+    against_played: float | None
+    ops_within: float | None
+    classes: list[tuple[str, float, float]]
+    failed: dict[str, str]
+
+
+class HereGpu(Said, frozen=True, kw_only=True):
+    """`steptwin here --gpu --json`, and `summary.json` of its folder: `probed` are the best rates of each calibration, `steps` the most that are timed."""
+
+    device: dict[str, str | float | bool]
+    gpus: int
+    environment: dict[str, str | int | dict[str, str] | None]
+    steps: int
+    probed: dict[str, dict[str, float]]
+    rows: list[GpuRow]
+    summary: GpuSummary
 
 
 class Ability(Said, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from sim.align import ClassError, Comparison, Measured, Pair
 from sim.cost.calibration import Calibration, Sample
 from sim.files.planfile import load_plan
 from sim.files.runs import environment
+from sim.files.schema import check
 
 
 def _row(name: str, **more: Any) -> Row:
@@ -115,6 +116,7 @@ def test_the_page_and_the_summary_hold_forty_rows_in_little_space() -> None:
         "rows": msgspec.to_builtins(rows), "summary": msgspec.to_builtins(summary(rows)),
     }  # fmt: skip
     assert len(json.dumps(found, indent=1)) < 200_000
+    check("here --gpu", json.dumps(found))
     text = gpu_page(found)
     assert "driver 5739.1, torch 2.11<" in text and "driver 570.1, torch 2.11<" in text
     assert "plan-39" in text and "1980 MHz" in text and "&lt;dead&gt;" in text and "<dead>" not in text

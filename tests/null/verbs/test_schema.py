@@ -38,7 +38,7 @@ CALLS = {
     "topology show": ("topology", "show", "dgx-h100"),
     "doctor": ("doctor",),
 }
-TORCH = {"twin", "run", "here", "probe"}
+TORCH = {"twin", "run", "here", "here --gpu", "probe"}
 """Verbs that need PyTorch: tests/gloo/test_published.py."""
 LONG = {"accuracy"}
 """Needs the raw measurements and minutes; its form is that of any tables."""
