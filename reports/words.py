@@ -47,10 +47,8 @@ def clock(most: float) -> Clock:
 
 def count(value: float) -> str:
     """`12345678` -> `"12.3 M"`: three digits, for axes and cards."""
-    for name, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if abs(value) >= scale:
-            return f"{value / scale:.3g} {name}"
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+    few = f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+    return _scaled(value, (("T", 1e12), ("G", 1e9), ("M", 1e6))) or few
 
 
 def rate(value: float) -> str:
@@ -65,10 +63,15 @@ def gib(value: float) -> str:
 
 def volume(value: float) -> str:
     """Bytes that links move, decimal as their rates are: `"54.4 GB"`."""
-    for name, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {name}"
-    return f"{value:.0f} B"
+    return _scaled(value, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))) or f"{value:.0f} B"
+
+
+def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
+    """Three digits in the largest unit of which it rounds to one at least, and thousands of the largest; "" for less than that."""
+    for name, scale in units:
+        if abs(value) >= 0.9995 * scale:
+            return f"{value / scale:,.0f} {name}" if abs(value) >= 100 * scale else f"{value / scale:.3g} {name}"
+    return ""
 
 
 def safe(text: object) -> str:

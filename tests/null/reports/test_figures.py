@@ -225,5 +225,7 @@ def test_other_words() -> None:
     assert (rate(123_456.7), rate(99.94), rate(1.5), rate(0.0)) == ("123,457", "99.9", "1.5", "0")
     assert (gib(32 * 2**30), gib(5 * 2**20)) == ("32.00 GiB", "5 MiB")
     assert (volume(54.37e9), volume(999.0)) == ("54.4 GB", "999 B")
+    assert (count(999.4e6), count(999.6e6), count(2e15), count(-999.6e6)) == ("999 M", "1 G", "2,000 T", "-1 G")
+    assert (volume(999.4e3), volume(999.6e6), volume(3.2e15)) == ("999 kB", "1 GB", "3,200 TB")
     assert safe("<b>&") == "&lt;b&gt;&amp;"
     assert short("abcdefghij", 6) == "ab…hij" and short("abc", 6) == "abc"
