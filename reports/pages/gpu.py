@@ -20,8 +20,8 @@ TARGETS = {"uncalibrated": 0.08, "calibrated": 0.04, "ops_within": 0.9}
 _FILES = (("predicted", "predicted.json.gz"), ("played", "played.json.gz"), ("stock", "stock.json.gz"))
 
 
-def gpu_page(found: Mapping[str, Any]) -> str:
-    """The file's text. `found`: the mapping of `summary.json` (`executor.validation.gpu_twin`)."""
+def gpu_page(found: Mapping[str, Any], linked: bool = True) -> str:
+    """The file's text. `found`: the mapping of `summary.json` (`executor.validation.gpu_twin`); `linked`: the traces lie beside it."""
     device, total = found["device"], found["summary"]
     name = device.get("name", "GPU")
     page = Page(
@@ -60,7 +60,7 @@ def gpu_page(found: Mapping[str, Any]) -> str:
     if refused:
         page.section("What cannot be run", "Plans of which one of the two runs does not exist, and why.")
         page.table(("plan", "run", "reason"), refused)
-    for row in found["rows"]:
+    for row in found["rows"] if linked else ():
         for word, file in _FILES:
             if row.get("played") if word == "played" else row.get("stock") if word == "stock" else row.get("uncalibrated"):
                 page.link(f"{row['plan']}, {word}:", f"{row['plan']}/{file}", "opens in Perfetto.")
@@ -124,9 +124,10 @@ def _classes(rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """`python -m reports.pages.gpu SUMMARY.json`: draws the page beside the file."""
+    """`python -m reports.pages.gpu SUMMARY.json`: draws the page beside the file. A committed one has no traces beside it."""
     source = Path(words[0])
-    print(write_atomic(source.with_name("report.html"), gpu_page(json.loads(source.read_text("utf-8")))))
+    linked = any(source.parent.glob("*/*.json.gz"))
+    print(write_atomic(source.with_name("report.html"), gpu_page(json.loads(source.read_text("utf-8")), linked)))
     return 0
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from executor.nvml import clocks, device_facts, first_gpu
 from executor.validation.gpu_rows import OpClass, Row, classes_of, key_of, ops_within, rates, read_row, summary, write_row
-from reports.pages.gpu import gpu_page
+from reports.pages.gpu import gpu_page, main
 from sim.align import ClassError, Comparison, Measured, Pair
 from sim.cost.calibration import Calibration, Sample
 from sim.files.planfile import load_plan
@@ -122,6 +122,16 @@ def test_the_page_and_the_summary_hold_forty_rows_in_little_space() -> None:
     assert "plan-39" in text and "1980 MHz" in text and "&lt;dead&gt;" in text and "<dead>" not in text
     assert "gemm bf16 FLOP/s" in text and "2e+14" in text
     assert "-4.5%" in text, "calibrated against stock: 21 / 22 - 1"
+
+
+def test_a_page_that_is_drawn_again_links_to_traces_that_are_there(tmp_path: Path) -> None:
+    committed = Path(__file__).parents[3] / "reports" / "measured" / "h200-sxm" / "summary.json"
+    (tmp_path / "summary.json").write_bytes(committed.read_bytes())
+    page, trace = tmp_path / "report.html", tmp_path / "gpt2-124m" / "predicted.json.gz"
+    assert main([str(tmp_path / "summary.json")]) == 0 and "json.gz" not in page.read_text("utf-8")
+    trace.parent.mkdir()
+    trace.touch()
+    assert main([str(tmp_path / "summary.json")]) == 0 and 'href="gpt2-124m/predicted.json.gz"' in page.read_text("utf-8")
 
 
 class _Nvml:
