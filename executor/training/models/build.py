@@ -73,7 +73,7 @@ class Model(nn.Sequential):
 
     def __init__(self, spec: ModelSpec, habits: Framework, seq: int, tp: int = 1) -> None:
         super().__init__(OrderedDict((name.replace(".", "__"), block) for name, block in blocks_of(spec, habits, seq, tp)))
-        self.spec = spec
+        self.spec, self.seq = spec, seq
         if getattr(spec, "tied", False) and hasattr(self.head, "logits"):
             self.head.logits.weight = self.embed.tokens.weight  # type: ignore[union-attr]
         if isinstance(spec, EncDec):  # both embeddings are one table, whatever the head has
@@ -84,10 +84,6 @@ class Model(nn.Sequential):
 
 class Masked(Model):
     """BERT on masked words: with the ids come the places of those that it is to guess, for the head."""
-
-    def __init__(self, spec: Encoder, habits: Framework, seq: int) -> None:
-        super().__init__(spec, habits, seq)
-        self.seq = seq
 
     def forward(self, given: Tensor) -> Output:
         """(batch, seq + predictions)."""
@@ -102,10 +98,6 @@ class Masked(Model):
 class Translated(Model):
     """An encoder-decoder: with the source's ids come the target's, for the decoder."""
 
-    def __init__(self, spec: EncDec, habits: Framework, seq: int) -> None:
-        super().__init__(spec, habits, seq)
-        self.seq = seq
-
     def forward(self, given: Tensor) -> Tensor:
         """(batch, source and target tokens)."""
         return encdec.run(dict(self.named_children()), given, self.seq)
@@ -113,10 +105,6 @@ class Translated(Model):
 
 class Sighted(Model):
     """A vision-language model: with the ids come the pictures, for its tower."""
-
-    def __init__(self, spec: VisionLanguage, habits: Framework, seq: int) -> None:
-        super().__init__(spec, habits, seq)
-        self.seq = seq
 
     def forward(self, given: Tensor) -> Tensor:
         """(batch, pixels and tokens) as int32."""
