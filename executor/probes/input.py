@@ -17,7 +17,7 @@ from topologies.errors import RunFailed
 from topologies.thismachine import cores
 
 
-class _Blank(Dataset[torch.Tensor]):
+class _Blank(Dataset[Any]):
     """Samples that take no work: what is left is the hand-over."""
 
     def __init__(self, size: int, count: int) -> None:
@@ -26,7 +26,7 @@ class _Blank(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> Any:
         return self.sample
 
 
@@ -48,14 +48,8 @@ _FEWEST = 4
 """Loader processes: fewer might take longer to make batches than one thread takes to pin them."""
 
 
-class _Labelled(Dataset[tuple[torch.Tensor, int]]):
-    """Samples with a label, as most data sets have them: two tensors a batch."""
-
-    def __init__(self, size: int, count: int) -> None:
-        self.sample, self.count = torch.zeros(size, dtype=torch.uint8), count
-
-    def __len__(self) -> int:
-        return self.count
+class _Labelled(_Blank):
+    """Such samples with a label, as most data sets have them: two tensors a batch."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return self.sample, index
