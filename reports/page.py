@@ -118,6 +118,11 @@ class Page:
         """What a reader must know before believing the figures."""
         self._parts += [f'<div class="warn">{html.escape(text)}</div>' for text in texts]
 
+    def room(self, fits: bool, plan: str = "This plan") -> None:
+        """A warning where a plan does not fit."""
+        if not fits:
+            self.warnings([f"{plan} does not fit into the memory of one device; the figures are what it would take if it did."])
+
     def figure(self, figure: go.Figure) -> None:
         """A figure at full width; its height is the layout's. `no_narrower` ones keep their least width and scroll sideways. Its section's heading
         is its name for whoever cannot see it."""

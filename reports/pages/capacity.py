@@ -19,8 +19,7 @@ def capacity_page(title: str, found: Capacity, strong: Sequence[Capacity] = (), 
     """
     page = Page(title, f"{found.gpus:,} GPUs, {found.topology}: {found.steps:,} steps of {seconds(found.quiet_step_s)} each, predicted.")
     page.cards(_cards(found, unit))
-    if not found.fits:
-        page.warnings(["This plan does not fit into the memory of one GPU; the figures are what it would take if it did."])
+    page.room(found.fits)
     if found.memory and found.memory.nearly_full:
         page.warnings([f"This plan takes {found.memory}. It may not fit in life."])
     page.section(

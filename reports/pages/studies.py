@@ -26,7 +26,7 @@ def explain_page(plan: str, on: str, found: Explanation) -> str:
     if best is not None:
         cards.append((f"{-best.gain:+.1%}", "best single change of plan", " ".join(best.overrides)))
     page.cards(cards)
-    _room(page, found.fits)
+    page.room(found.fits)
     fills = [("This plan", found.memory), *((f"With {' '.join(one.overrides)} the plan", one.memory) for one in found.changes)]
     page.warnings([f"{name} takes {fill}. It may not fit in life." for name, fill in fills if fill and fill.nearly_full])
     page.section("Critical path", "Time along the chain of what waited for what, by class of op.")
@@ -54,7 +54,7 @@ def faults_page(found: Faults) -> str:
     if worst is not None:
         cards.append((f"{worst.slowdown:.3f} x", "worst fault", worst.fault))
     page.cards(cards)
-    _room(page, found.fits)
+    page.room(found.fits)
     page.section("Step under each fault", "The dashed line is the step of the whole machine. Restarts and time-outs are not in it.")
     page.figure(planning.faults(found))
     page.table(("fault", "step", "slowdown"), [(row.fault, seconds(row.step_time_s), f"{row.slowdown:.3f} x") for row in found.rows])
@@ -67,7 +67,7 @@ def jobs_page(found: Jobs) -> str:
     worst = max(found.rows, key=lambda row: row.slowdown)
     page.cards([(f"{worst.slowdown:.3f} x", "largest slowdown", f"{worst.job} {worst.plan}, {worst.placement}")])
     for plan in dict.fromkeys(f"{row.job} {row.plan}" for row in found.rows if not row.fits):
-        _room(page, False, plan)
+        page.room(False, plan)
     page.section("Steps", "Grey: alone in the same places. Blue: beside the others.")
     page.figure(planning.jobs(found))
     rows = [
@@ -86,7 +86,7 @@ def spread_page(plan: str, on: str, found: Spread) -> str:
     page.cards(
         [(seconds(at), name, f"{round(at / found.without - 1, 4) + 0.0:+.1%} over the step without jitter") for name, at in quantiles]
     )
-    _room(page, found.fits)
+    page.room(found.fits)
     if max(found.samples) > min(found.samples) * (1 + _SAME):
         page.section("Step time", "How often each step time was drawn; dashed lines at the median, P95 and P99.")
         page.figure(planning.spread(found))
@@ -101,9 +101,3 @@ def spread_page(plan: str, on: str, found: Spread) -> str:
     ]
     page.table(("drawn", "value", "unit"), rows)
     return page.text(f"{_FOOTER} Without jitter: {seconds(found.without)}.")
-
-
-def _room(page: Page, fits: bool, plan: str = "This plan") -> None:
-    """A warning where a plan does not fit."""
-    if not fits:
-        page.warnings([f"{plan} does not fit into the memory of one device; the figures are what it would take if it did."])

@@ -180,7 +180,7 @@ def test_no_study_passes_over_a_plan_that_does_not_fit(call: Call, words: tuple[
     verb, *more = words
     said = call(verb, "big.toml", *more, "--on", "dgx-a100-40gb", "--report", "page.html")
     assert said.code == 3 and re.search(r"fits: no|fits .* no |\bno\b +1\.000 x", said.out)
-    assert "does not fit into the memory of one" in Path("page.html").read_text()
+    assert "does not fit into the memory of one device; the figures" in Path("page.html").read_text()
     told = call(verb, "big.toml", *more, "--on", "dgx-a100-40gb", "--json")
     found = told.json
     assert told.code == 3 and not any(one["fits"] for one in (found["rows"] if verb == "jobs" else [found]))
