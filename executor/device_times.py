@@ -15,7 +15,8 @@ from executor.players.events import Cuda
 
 _READING = 1e-3
 """Device seconds that one reading should last: events are good to 0.5-1 us."""
-_MOST_CALLS = 50
+_MOST_CALLS, _MOST_READINGS = 50, 50
+"""Of one reading, and of one call."""
 FASTEST = 3e9
 """No GPU's clock is faster (Hz): so many cycles hold the stream for a second at least."""
 _LONGEST_HOLD = 0.05
@@ -62,7 +63,7 @@ class DeviceTimer:
         self._cuda, self._clock = cuda, clock
         self._hold = hold or (lambda seconds: cuda.hold(int(seconds * FASTEST)))
 
-    def times(self, calls: Sequence[Callable[[], object]], budget: float, least: int = 3, most: int = 50) -> list[float]:
+    def times(self, calls: Sequence[Callable[[], object]], budget: float, least: int = 3) -> list[float]:
         """Device seconds of one call, many times; `calls` are equal and take turns."""
         for i in range(max(_WARM, len(calls))):
             calls[i % len(calls)]()
@@ -73,7 +74,7 @@ class DeviceTimer:
         hold = min(_LONGEST_HOLD, max(1.5 * inner * launch + 5e-5, _RESTS * inner * rough))
         found: list[float] = []
         end = self._clock() + budget
-        while len(found) < least or (len(found) < most and self._clock() < end):
+        while len(found) < least or (len(found) < _MOST_READINGS and self._clock() < end):
             seconds, _ = self._reading(calls, inner, hold)
             found.append(seconds)
         return found

@@ -35,6 +35,8 @@ _LONG = 5e-2
 """A call on a CPU that takes so long has been through all its memory and its code: none is needed before it, and a few say what many would."""
 _FEW = 3
 """So many of them."""
+_OFTEN = 200
+"""Times that are taken of one call at most."""
 _AGAIN = 25
 """Calls that are timed again at most, of one kind."""
 _ROTATE = 400 << 20
@@ -101,7 +103,7 @@ class Bench:
         yield
         self.budget, self._turns, self._least = kept
 
-    def times(self, calls: Sequence[Callable[[], object]], least: int = 0, most: int = 200) -> list[float]:
+    def times(self, calls: Sequence[Callable[[], object]], least: int = 0) -> list[float]:
         """Seconds of one call on this thread, many times, `least` at least (0: as this bench does); `calls` are equal and take turns. On a GPU: until
         it is launched."""
         once, least = self._once(calls), least or self._least
@@ -117,7 +119,7 @@ class Bench:
         found: list[float] = []
         end = time.perf_counter() + self.budget
         k, self._again = _WARM, _AGAIN
-        while len(found) < least or (len(found) < most and time.perf_counter() < end):
+        while len(found) < least or (len(found) < _OFTEN and time.perf_counter() < end):
             self.world.synchronize()
             found += [seconds / inner for seconds in self._timed([calls[(k + i) % len(calls)] for i in range(inner)])]
             k += inner

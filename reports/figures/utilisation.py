@@ -16,14 +16,14 @@ _COLOURS = {"cores": BLUE, "thread": SKY, "compute": GREEN, "copy": ORANGE, "com
 _ORDER = tuple(_COLOURS)
 
 
-def chosen(found: Utilisation, most: int = _MOST) -> list[Use]:
-    """What is worth a strip: cores first, then of each kind the busiest, `most` in all; others that hardly ever work are left out."""
+def chosen(found: Utilisation) -> list[Use]:
+    """What is worth a strip: cores first, then of each kind the busiest, `_MOST` in all; others that hardly ever work are left out."""
     active = [use for use in found.uses if any(use.busy)]
     picked: list[Use] = []
     for rank in range(len(active)):  # in turns, so that many threads do not crowd out the lanes
         for kind in _ORDER:
             of = sorted((use for use in active if use.kind == kind), key=lambda use: (-use.mean, natural(use.name)))
-            if rank < len(of) and len(picked) < most and (rank == 0 or _worth(of[rank])):
+            if rank < len(of) and len(picked) < _MOST and (rank == 0 or _worth(of[rank])):
                 picked.append(of[rank])
     return sorted(picked, key=lambda use: (_ORDER.index(use.kind), natural(use.name)))
 

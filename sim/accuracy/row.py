@@ -45,7 +45,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     source_id: str = ""
     source: str = ""
     family: str = ""
-    config_group: str = ""
     model_name: str = ""
     model_type: str = ""
     n_layers: int | None = None

@@ -49,9 +49,9 @@ def write_run(trace: Trace, folder: Path, wires: Wires | None = None) -> Path:
     return _write(_document(trace, parts), folder / f"{trace.origin}.json.gz")
 
 
-def write_trace(trace: Trace, path: Path, rank: int | None = None) -> Path:
-    """Writes one rank's file, or all ranks merged when `rank` is None. Atomic; gzip when the name ends in .gz."""
-    return _write(to_kineto(trace, rank), path)
+def write_trace(trace: Trace, path: Path) -> Path:
+    """Writes all ranks as one file. Atomic; gzip when the name ends in .gz."""
+    return _write(to_kineto(trace), path)
 
 
 def _write(document: dict[str, Any], path: Path) -> Path:

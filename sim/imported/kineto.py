@@ -38,7 +38,7 @@ _SIZES = {
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 
 
-def read_trace(path: Path, origin: str = "imported") -> Trace:
+def read_trace(path: Path) -> Trace:
     """A trace from a .json or .json.gz file. Raises `BadInput` with the file and what is wrong."""
     file = read_events(path)
     try:
@@ -57,7 +57,7 @@ def read_trace(path: Path, origin: str = "imported") -> Trace:
     meta |= {"backend": info.backend} if info.backend else {}
     meta |= {"unread": str(file.unread)} if file.unread else {}
     world = max(info.world_size, len({span.rank for span in spans}) if file.steptwin is None else 1)
-    return Trace(spans, origin, world, steps, own.weight, memory, meta, own.reported)
+    return Trace(spans, "imported", world, steps, own.weight, memory, meta, own.reported)
 
 
 def _spans(file: File) -> list[Span]:

@@ -178,5 +178,5 @@ def test_a_cpu_hosts_trace_names_gloos_work_and_no_nccl_kernel(tmp_path: Path) -
     names = {event["name"] for event in said["traceEvents"] if event.get("args", {}).get("kind") == "collective"}
     assert names == {"gloo:all_reduce"} and "nccl" not in json.dumps(said).lower()
     assert said["distributedInfo"]["backend"] == "gloo" and nccl["distributedInfo"]["backend"] == "nccl"
-    again = to_kineto(read_trace(write_trace(cpu, tmp_path / "cpu.json"), "predicted"))
+    again = to_kineto(read_trace(write_trace(cpu, tmp_path / "cpu.json")))
     assert {event["name"] for event in again["traceEvents"]} >= names

@@ -28,7 +28,7 @@ class Layer(nn.Module):
     one tensor-parallel shard, so that splitting the rows over `tp` ranks gives each rank whole heads and whole pairs.
     """
 
-    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int, routed: bool = False, rotated: bool = True) -> None:
+    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int, routed: bool, rotated: bool) -> None:
         super().__init__()
         self.parallel, self.two_norms, self.rotated = spec.parallel_block, spec.two_norms, rotated
         rate = rate_of(spec, habits)

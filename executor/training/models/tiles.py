@@ -110,7 +110,7 @@ class Columns(nn.Module):
 class Crossed(decoder.Layer):
     """A decoder's layer whose words read pictures; what each mixer makes is scaled by one learned number."""
 
-    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int, routed: bool = False, rotated: bool = True) -> None:
+    def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int, routed: bool, rotated: bool) -> None:
         super().__init__(spec, habits, seq, tp, routed, rotated)
         self.scale2 = Scale(1)
 

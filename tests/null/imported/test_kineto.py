@@ -128,7 +128,6 @@ def test_a_run_keeps_its_trace_whole_and_rank_by_rank(tmp_path: Path) -> None:
     files = sorted(stale.parent.iterdir())
     assert [file.name for file in files] == ["rank0.json.gz", "rank1.json.gz"]
     for rank, file in enumerate(files):
-        assert file.read_bytes() == write_trace(trace, tmp_path / "one.json.gz", rank).read_bytes()
         assert json.loads(gzip.decompress(file.read_bytes())) == to_kineto(trace, rank)
 
 
