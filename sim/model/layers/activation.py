@@ -14,9 +14,7 @@ _ACTIVATION_FLOPS = {"relu": (1.0, 2.0), "relu2": (1.0, 2.0), "silu": (5.0, 10.0
 """FLOPs per element forward and backward; gelu and tanh, which need an error function or exponentials, take 8 and 12. They tell kernels apart on CPUs."""
 
 
-def activation(
-    share: Share, name: str, rows: int, width: int, kind: str, *, recompute: bool = False, halves: bool = False, reread: bool = False
-) -> Part:
+def activation(share: Share, name: str, rows: int, width: int, kind: str, *, halves: bool = False, reread: bool = False) -> Part:
     """The non-linearity between an MLP's linears, on `width` columns of its output.
 
     Gated kinds read two inputs of `width`. Unfused, silu keeps its input and the product keeps both factors; relu keeps its result, and so
@@ -50,7 +48,7 @@ def activation(
         if twice:  # pow's backward: gradient x (2 x x^1)
             backward = (elementwise("copy", share, n, e, e), elementwise("scale", share, n, e, e), *backward)
         kept = 0 if reread and kind == "relu" else n * e
-    return Part(name=name, forward=forward, backward=backward, cls="activation", saved=kept, recompute=recompute)
+    return Part(name=name, forward=forward, backward=backward, cls="activation", saved=kept)
 
 
 def sigmoid_gate(share: Share, name: str, columns: int) -> Part:

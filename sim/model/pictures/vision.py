@@ -142,10 +142,9 @@ def convolved(share: Share, norm: Part, joined: Map | None = None) -> Part:
     return replace(norm, forward=tuple(forward))
 
 
-def pool(share: Share, name: str, x: Map, kernel: int, stride: int, padding: int = 0, ceil: bool = False) -> tuple[Part, Map]:
+def pool(share: Share, name: str, x: Map, kernel: int, stride: int, padding: int = 0) -> tuple[Part, Map]:
     """Max pooling; keeps its input and an index for each output. Raises `BadInput` for too small a map."""
-    up = stride - 1 if ceil else 0
-    y = Map(x.channels, (x.h + 2 * padding - kernel + up) // stride + 1, (x.w + 2 * padding - kernel + up) // stride + 1).of(name, x)
+    y = Map(x.channels, (x.h + 2 * padding - kernel) // stride + 1, (x.w + 2 * padding - kernel) // stride + 1).of(name, x)
     read, written, e = share.micro * x.size, share.micro * y.size, share.e
     forward: Work = MemoryBound("pool", read * e, written * (e + 8), share.act)
     backward: Work = MemoryBound("pool_backward", written * (e + 8), read * e, share.act)
