@@ -84,10 +84,9 @@ def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
     if "interval_s" in value:
         low, high, level = (value["interval_s"][key] for key in ("low", "high", "level"))
         table.add_row(f"{level:.0%} interval, {value['mark']}", f"{_ms(low)} to {_ms(high)}")
-    for unit in ("tokens", "samples"):
-        if f"{unit}_per_s_per_gpu" in value:
-            table.add_row(f"{unit} per second", rate(value[f"{unit}_per_s"]))
-            table.add_row(f"{unit} per second and {device}", rate(value[f"{unit}_per_s_per_gpu"]))
+    unit, kind = value["unit"], "tokens" if "tokens_per_s" in value else "samples"
+    table.add_row(f"{unit} per second", rate(value[f"{kind}_per_s"]))
+    table.add_row(f"{unit} per second and {device}", rate(value[f"{kind}_per_s_per_gpu"]))
     table.add_row(f"model FLOP rate per {device}", show_flops(value["model_flops_per_gpu_per_s"]))
     if value["mfu"] is not None:
         table.add_row("MFU", f"{value['mfu']:.1%}")

@@ -35,7 +35,7 @@ MEANINGS = (
         "calibrated",
         "the prediction rests on measurements of this very machine; interpolated: on data for this kind of device; extrapolated: beyond them",
     ),
-    ("tokens / s / GPU", "tokens (samples for images) of the global batch over the step time and the number of devices"),
+    ("tokens / s / GPU", "tokens (or images, videos, pairs ...) of the global batch over the step time and the number of devices"),
     (
         "MFU",
         "model FLOPs utilisation: FLOPs of one forward and backward pass, without recomputation, over the dense peak of the "
@@ -90,9 +90,9 @@ def headline(summary: Mapping[str, Any]) -> list[Card]:
 
 
 def per_device(summary: Mapping[str, Any]) -> tuple[str, float, float]:
-    """`tokens / s / GPU` (of images `samples`, of CPU hosts `rank`), how many, and how many all devices do together."""
+    """`tokens / s / GPU` (of pictures `images`, of CPU hosts `rank`), how many, and how many all devices do together."""
     what = "tokens" if "tokens_per_s" in summary else "samples"
-    return f"{what} / s / {_device(summary)}", summary[f"{what}_per_s_per_gpu"], summary[f"{what}_per_s"]
+    return f"{summary['unit']} / s / {_device(summary)}", summary[f"{what}_per_s_per_gpu"], summary[f"{what}_per_s"]
 
 
 def _device(summary: Mapping[str, Any]) -> str:

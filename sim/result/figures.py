@@ -108,7 +108,7 @@ def figures(
         critical_path=path,
         sources=sources,
         warnings=[*_warnings(setting, program, per_gpu, peak, sources["assumed"]), *doubts(setting, report)],
-        unit="tokens" if network.seq > 1 else "samples",
+        unit="tokens" if network.seq > 1 else network.sample_unit,
         interval=(sure.low, sure.high),
         mark=sure.mark,
         mark_reasons=sure.why,

@@ -59,7 +59,7 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
     device: Literal["cuda", "cpu"] = "cuda"
     """What ranks run on; those of a CPU host are no GPUs, whatever the names of figures say."""
     unit: str = "tokens"
-    """tokens; samples where these have none."""
+    """What is counted a second: tokens, or samples by their name where these have none (images, videos, pairs ...)."""
     interval: tuple[float, float] = (0.0, 0.0)
     """Seconds between which the step lies with probability `LEVEL`."""
     mark: Mark = "extrapolated"
@@ -96,6 +96,7 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
             f"{per}_per_s": rate,
             f"{per}_per_s_per_gpu": rate / self.gpus,
             "samples_per_s": self.samples_per_s,
+            "unit": self.unit,
             "model_flops_per_gpu_per_s": self.model_flops_per_gpu_per_s,
             "mfu": self.mfu,
             "device": self.device,

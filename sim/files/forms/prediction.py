@@ -111,6 +111,8 @@ class Predict(Said, frozen=True, kw_only=True):
     tokens_per_s_per_gpu: float | msgspec.UnsetType = msgspec.UNSET
     samples_per_s_per_gpu: float | msgspec.UnsetType = msgspec.UNSET
     """Models without."""
+    unit: str
+    """What is counted: tokens, or what one sample of a model without sequences is (images, videos, pairs ...)."""
     model_flops_per_gpu_per_s: float
     mfu: float | None
     """Of the dense peak of the plan's precision; null where the device states none."""

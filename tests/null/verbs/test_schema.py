@@ -74,9 +74,11 @@ def test_outputs_are_as_published(verb: str, ready: Call) -> None:
 
 
 def test_a_model_without_sequences_counts_samples(call: Call) -> None:
-    said = call("predict", "plan.toml", "--set", "model=resnet50", "--set", "parallel.zero=0", "--set", "seq_len=1", "--json")
+    words = ("predict", "plan.toml", "--set", "model=resnet50", "--set", "parallel.zero=0", "--set", "seq_len=1")
+    said = call(*words, "--json")
     check("predict", said.out)
     assert "samples_per_s_per_gpu" in said.json and "tokens_per_s" not in said.json
+    assert said.json["unit"] == "images" and "images per second" in call(*words).out
 
 
 def test_memory_adds_up_and_what_is_missing_is_published(call: Call) -> None:
