@@ -190,11 +190,15 @@ def _with_task(spec: Decoder, row: Row, assumed: list[str]) -> dict[str, Any]:
     return tree
 
 
+_MOST_HEADS = 10**6
+"""128 wide, of a model wider than any may be (`sim.model.specs.fields.Count`): a row that states more columns is refused for them."""
+
+
 def _heads(row: Row, assumed: list[str]) -> int:
     """Heads as near to 128 wide as tensor parallelism allows, the width that most models take."""
     assert row.hidden is not None
     whole = math.lcm(row.tp or 1, row.n_kv_heads or 1)
-    fits = [n for n in range(1, row.hidden // 32 + 1) if row.hidden % n == 0 and n % whole == 0] or [row.n_kv_heads or 1]
+    fits = [n for n in range(1, min(row.hidden // 32, _MOST_HEADS) + 1) if row.hidden % n == 0 and n % whole == 0] or [row.n_kv_heads or 1]
     heads = min(fits, key=lambda n: abs(math.log(row.hidden / n / 128)) if row.hidden else 0.0)
     assumed.append(f"n_heads not stated: {heads}")
     return heads

@@ -10,7 +10,7 @@ from sim.accuracy.architecture.names import shipped_model, size_of
 from sim.accuracy.rows.plans import case_of
 from sim.model.load import model_from
 from tests.null.accuracy.test_plans import row
-from topologies.errors import Refused
+from topologies.errors import BadInput, Refused
 
 SILENT = {
     "n_layers": None,
@@ -85,6 +85,13 @@ def test_parameters_alone_make_a_model_of_their_size(changes: dict[str, object],
 def test_guessed_heads_share_the_keys_that_are_stated() -> None:
     tree = model_of(row(**(SILENT | {"model_name": "custom", "params": 175_000_000_000, "n_kv_heads": 8, "tp": 4})), [])
     assert tree["heads"] == 96 and tree["kv_heads"] == 8
+
+
+@pytest.mark.timeout(60)
+def test_a_width_that_no_model_has_is_refused_at_once() -> None:
+    """Its heads were looked for among all its divisors."""
+    with pytest.raises(BadInput, match=r"hidden = 9000000000000 must be a whole number from 1 to 100,000,000"):
+        case_of(row(hidden=9 * 10**12, n_heads=None, n_kv_heads=None))
 
 
 def test_parameters_do_not_tell_a_mixtures_layers() -> None:
