@@ -152,8 +152,8 @@ def _ernie_moe(c: Config) -> Fields:
 def _gpt_oss(c: Config) -> Fields:
     moe = {"experts": c.number("num_local_experts"), "top_k": c.number("num_experts_per_tok"), "ffn": c.number("intermediate_size")}
     window = c.number("sliding_window", default=128)
-    fields = {**FAMILIES["gpt-oss"], **sizes(c), "window": window, "dropout": 0.0, "tied": c.flag("tie_word_embeddings")}
-    return fields | {"moe": moe | {"bias": True, "router_bias": True, "limited": True}}
+    fields = {**FAMILIES["gpt-oss"], **sizes(c), "head_dim": c.number("head_dim", default=64), "window": window, "dropout": 0.0}
+    return fields | {"moe": moe | {"bias": True, "router_bias": True, "limited": True}, "tied": c.flag("tie_word_embeddings")}
 
 
 def _dbrx(c: Config) -> Fields:
