@@ -58,7 +58,7 @@ class Layer(nn.Module):
         self.q_norm: nn.Module | None
         self.k_norm: nn.Module | None
         self.q_norm, self.k_norm = (make_norm("rmsnorm", width, weight=spec.qk_norm_weight) for width in widths) if widths else (None, None)
-        self.rope = Rotary(int(d * spec.rotary), seq) if spec.position == "rope" and self.rotated else None
+        self.rope = Rotary(spec.rotated, seq) if spec.position == "rope" and self.rotated else None
         self.core = Core(habits.attention.of(spec.biased_scores) == "math", dropout=rate, capped=spec.capped_scores)
         self.proj = nn.Linear(q, h, bias=spec.bias if spec.proj_bias is None else spec.proj_bias)
 

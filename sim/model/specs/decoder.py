@@ -230,6 +230,11 @@ class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
         return self.head_dim or self.hidden // self.heads
 
     @property
+    def rotated(self) -> int:
+        """Columns of a head that are rotated, where positions are. A share that was divided out may lie a hair below."""
+        return self.mla.rope if self.mla is not None else int(self.head * self.rotary + 1e-6)
+
+    @property
     def inner(self) -> int:
         return self.ffn or 4 * self.hidden
 
@@ -243,6 +248,11 @@ def _check(spec: Decoder) -> None:
         )
     if spec.heads % spec.kv:
         raise BadInput(f"{name}: kv_heads = {spec.kv} does not divide heads = {spec.heads}. Use a divisor of {spec.heads}")
+    if spec.position == "rope" and spec.rotated % 2:
+        made_of = "mla.rope" if spec.mla is not None else "head_dim (else hidden / heads) x rotary"
+        raise BadInput(
+            f"{name}: rotary positions turn pairs of columns, and {spec.rotated} of a head are rotated. Make {made_of} an even number"
+        )
     if spec.moe is not None and spec.moe.top_k > spec.moe.experts:
         raise BadInput(f"{name}: moe.top_k = {spec.moe.top_k} is more than moe.experts = {spec.moe.experts}")
     if not (spec.pre_norms or spec.post_norms) or (spec.parallel_block and not spec.pre_norms):

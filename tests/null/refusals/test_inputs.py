@@ -130,6 +130,8 @@ MODELS = [
     ({"heads": 5}, "does not divide hidden"),
     ({"kv_heads": 3}, "does not divide heads"),
     ({"moe": {"experts": 2, "top_k": 4, "ffn": 64}}, "top_k"),
+    ({"hidden": 60}, "15 of a head are rotated. Make head_dim (else hidden / heads) x rotary an even number"),
+    ({"mla": {"kv_lora": 32, "rope": 7}}, "7 of a head are rotated. Make mla.rope an even number"),
     ({"pre_norms": False}, "post_norms"),
     ({"parallel_block": True, "post_norms": True}, "parallel_block adds attention and MLP up as they are. Use post_norms = false"),
     ({"pattern": "M*"}, "letters"),
