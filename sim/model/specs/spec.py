@@ -152,14 +152,20 @@ class EncDec(Spec, tag="encdec", frozen=True, kw_only=True):
     pre_norm: bool = True
     bias: bool = True
     relative: Natural = 0
-    """Buckets of a learned relative position bias in the first layer of each stack (T5: 32); 0 = sinusoids."""
+    """Buckets of a learned relative position bias in the first layer of each stack (T5: 32); 0 = sinusoids. A quarter of them, of a decoder half, are for
+    the nearest distances, one each; the others reach to 128 tokens."""
     tied: bool = True
     target: Natural = 0
     """Target tokens per sample; 0 = as many as source tokens (the plan's seq_len)."""
     dropout: Fraction = 0.1
 
     def __post_init__(self) -> None:
-        check_heads(self.name or "encdec", self.hidden, self.heads, self.head_dim)
+        name = self.name or "encdec"
+        check_heads(name, self.hidden, self.heads, self.head_dim)
+        if self.relative and not 4 <= self.relative < 256:
+            raise BadInput(
+                f"{name}: relative = {self.relative} is no count of buckets that reach to 128 tokens. Use 4 to 255 (T5: 32), or 0"
+            )
 
     @property
     def biased_scores(self) -> bool:

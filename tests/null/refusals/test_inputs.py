@@ -164,6 +164,8 @@ SPLITS: list[tuple[str | dict[str, Any], dict[str, Any], str]] = [
     ({"base": "convnext-tiny", "image": 16}, {}, "image = 16 is nothing after 32 pixels become one"),
     ({"base": "efficientnet-b0", "variant": "v3"}, {}, "Allowed: v1, v2-s, v2-m, v2-l"),
     ({"family": "vit", "layers": 2, "hidden": 64, "heads": 4, "image": 224, "patch": 15}, {}, "patch = 15 does not divide image = 224"),
+    ({"base": "t5-small", "relative": 3}, {}, r"relative = 3 is no count of buckets .* Use 4 to 255 \(T5: 32\), or 0"),
+    ({"base": "t5-small", "relative": 256}, {}, "relative = 256 is no count of buckets"),
     (MLP | {"activation": "swiglu"}, {}, 'mlp: activation = "swiglu" gates one linear by another, .* Use gelu, .*, silu, tanh$'),
     ({"family": "cnn", "arch": "resnet", "depth": 51}, {}, "unknown resnet depth '51'"),
     (DECODER | {"heads": 8, "hidden": 128, "kv_heads": 4}, {"parallel": {"tp": 8}}, ""),
