@@ -101,20 +101,37 @@ def step_time(trace: Trace) -> float:
 
 
 def breakdown(trace: Trace) -> Breakdown:
-    """Classes of the reported step, averaged over all ranks (folded ranks by their weight)."""
+    """Classes of the reported step, averaged over all ranks (folded ranks by their weight).
+
+    Each rank's step is its own: who is ahead of the others, as the first stages of a forward pass are, has done the reported one before these, and
+    what it does meanwhile is of steps that are not simulated. What its own takes less than the step is a bubble: it cannot be ahead for good.
+    """
     begin, end = window(trace)
+    step, numbers = end - begin, step_numbers(trace)
+    number = numbers[max(-len(numbers), trace.reported)] if numbers else 0
     ranks: dict[int, list[Span]] = {}
     for span in trace.spans:
-        own = ranks.setdefault(span.rank, [])  # who has nothing to do in the whole step is a rank, too
-        if span.end > begin and span.start < end:
-            own.append(span)
+        ranks.setdefault(span.rank, []).append(span)
     total, sums = 0, dict.fromkeys(CLASSES, 0.0)
     for rank, spans in ranks.items():
         weight = trace.weight.get(rank, 1)
         total += weight
-        for name, seconds in classify(spans, begin, end).items():
+        start, stop = _own_step(spans, number, step)
+        for name, seconds in classify([span for span in spans if span.end > start and span.start < stop], start, stop).items():
             sums[name] += weight * seconds
+        sums["bubble_s"] += weight * max(0.0, step - (stop - start))
     return Breakdown(**{name: value / max(total, 1) for name, value in sums.items()})
+
+
+def _own_step(spans: list[Span], number: int, longest: float) -> tuple[float, float]:
+    """Begin and end of a rank's own step: from when it has ended those before, no more than the `longest` seconds."""
+    before = last = 0.0
+    for span in spans:
+        if span.step <= number and span.end > last and span.thread == "host" and span.kind not in EVENTS:
+            last = span.end
+        if span.step < number and span.end > before and span.thread == "host" and span.kind not in EVENTS:
+            before = span.end
+    return max(before, last - longest), last
 
 
 def _class_of(span: Span) -> int | None:

@@ -39,10 +39,19 @@ def test_the_classes_sum_to_the_step() -> None:
     assert (split.compute_s, split.exposed_comm_s, split.optimizer_s, split.bubble_s) == pytest.approx((4.0, 1.0, 1.0, 0.0))
 
 
-def test_a_rank_that_has_nothing_to_do_in_the_step_is_in_a_bubble() -> None:
-    """The first stage of a forward pass is ahead: it has done its share of the second step when that begins."""
+def test_the_step_of_a_rank_that_is_ahead_is_its_own() -> None:
+    """The first stage of a forward pass has done its share of the second step when that begins on the last one, and waits for the rest of it."""
     ahead = [Span(0, "compute", f"r0/s{step}/k", step, step + 1.0, step=step) for step in range(2)]
     split = breakdown(Trace([*ahead, *(Span(1, "compute", f"r1/s{step}/k", 4.0 * step, 4.0 * step + 4, step=step) for step in range(2))]))
+    assert (split.compute_s, split.bubble_s) == pytest.approx((2.5, 1.5))
+
+
+def test_a_rank_that_has_nothing_to_do_in_the_step_is_in_a_bubble() -> None:
+    spans = [
+        Span(0, "compute", "r0/s0/k", 0.0, 1.0),
+        *(Span(1, "compute", f"r1/s{step}/k", 4.0 * step, 4.0 * step + 4, step=step) for step in (0, 1)),
+    ]
+    split = breakdown(Trace(spans))
     assert (split.compute_s, split.bubble_s) == pytest.approx((2.0, 2.0))
 
 
