@@ -50,7 +50,7 @@ class Pipeline:
         self._made: dict[tuple[object, ...], tuple[str, ...]] = {}
         """Segments by sort of turn, in the first step or not: the same for all stages that are alike."""
         name = job.schedule
-        self._awaits = name == "1f1b" or (name == "gpipe" and job.reduces_apart and not job.unshards)
+        self._awaits = name == "1f1b" or (name == "gpipe" and not job.unshards and (job.reduces_apart or not job.train))
 
     def turns(self, rank: int, stages: list[StageSegments], step: int) -> Turns:
         """All micro-batches of one step on pipeline rank `rank`, which holds `stages`.

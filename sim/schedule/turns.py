@@ -47,6 +47,7 @@ class Line(NamedTuple):
 def lines(name: Name, pp: int, microbatches: int, chunks: int, train: bool, shards: bool = False) -> tuple[Line, ...]:
     """Every rank's line; forwards alone where nothing is trained. `shards`: FSDP's share is not a part of the passes. Then gradients
     are reduced after the last message, or (schedules that torch runs by actions) stages are gathered, freed and reduced in turns of their own.
+    Under GPipe, forwards alone end when their last message has left (torch's _ScheduleForwardOnly): else who is ahead would get ever further.
 
     Raises `BadInput` for sizes that the schedule cannot run."""
     acts = shards and by_actions(name, chunks)
@@ -58,7 +59,7 @@ def lines(name: Name, pp: int, microbatches: int, chunks: int, train: bool, shar
     if acts:
         return tuple(_line(_placed(line), False, False, ends=False) for line in grid)
     plain = [[(action, "", False) for action in line] for line in grid]
-    return tuple(_line(line, name == "1f1b", shards and name == "gpipe", ends=True) for line in plain)
+    return tuple(_line(line, name == "1f1b", name == "gpipe" and (shards or not train), ends=True) for line in plain)
 
 
 _Placed = tuple[Action, str, bool]

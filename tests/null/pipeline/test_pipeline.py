@@ -15,6 +15,7 @@ from sim.predict import predict
 from sim.program import Program
 from sim.schedule import SCHEDULES
 from sim.sections import LOOPS, VEES
+from sim.timeline.metrics import breakdown, step_time
 from tests.null.lower.tiny import QUIET, Constant, messages, program
 from tests.null.pipeline.line import BOUNDARY, Free, bubble, kernels, line, pipeline
 from topologies.errors import BadInput
@@ -204,6 +205,15 @@ def test_forward_only_sends_activations_alone() -> None:
     verify(made)
     assert [name for name, _, _ in messages(made, 0, 0)] == ["send"] * 4
     assert [name for name, _, _ in messages(made, 1, 0)] == ["recv"] * 4
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_step_of_forwards_alone_computes_what_its_stages_do(schedule: str) -> None:
+    """The last of three stages has two layers; the others are ahead of it, and idle in between."""
+    plan = {"task": "forward", "batch": {"global": 4}, "parallel": {"pp": 3, "schedule": schedule, "stages": [1, 1, 2]}}
+    trace = simulate(program(plan, line(4), steps=3), Free(0.5))
+    split = breakdown(trace)
+    assert split.total == pytest.approx(step_time(trace)) and split.compute_s == pytest.approx(4 * (1 + 1 + 2) / 3)
 
 
 def test_both_ends_of_a_tied_embedding_meet_apart_from_the_pipeline() -> None:
