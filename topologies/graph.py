@@ -214,7 +214,9 @@ class Topology:
     def devices(self, ranks: int) -> list[tuple[Gpu | Cpu, float]]:
         """Each kind of device among the first `ranks` ranks, with its share of them."""
         kinds: list[tuple[Gpu | Cpu, float]] = []
-        found = [self.device(rank) for rank in (self.first_ranks() if self.symmetric else range(ranks)) if rank < ranks]
+        node = [self.device(rank) for rank in self.first_ranks()] if self.symmetric else []
+        alike = bool(node) and all(device is node[0] or device == node[0] for device in node)
+        found = node[:1] if alike else [self.device(rank) for rank in range(ranks)]  # of two kinds in a node, the last may have some alone
         while found:
             first, size = found[0], len(found)
             found = [device for device in found if device is not first and device != first]

@@ -146,6 +146,8 @@ def test_the_first_node_s_ranks_tell_what_a_node_is(tmp_path: Path) -> None:
     for edits in ((), ("order=scatter",)):
         found = load_topology(f"8x {mixed}", edits)
         assert {device.memory >> 30: share for device, share in found.devices(64)} == {79: 0.875, 40: 0.125}
+        last = 1 if not edits else 0  # 12 ranks: a whole node and four GPUs of the next, or two GPUs of each
+        assert sum(share for device, share in found.devices(12) if device.memory >> 30 == 40) == pytest.approx(last / 12)
         assert not load_topology("8x a100-pcie-x8", edits).even and load_topology("8x dgx-h100", edits).even
 
 
