@@ -90,7 +90,7 @@ def simulate_run(
     done = elapsed = lost = saving = down = 0.0
     written = unwritten = 0.0  # when the newest checkpoint is there, and what it has more than the one before
     while done < work:
-        quiet = min((fate.fail_at - elapsed) // (interval + checkpoint), (work - done) // interval) - 1
+        quiet = min((fate.fail_at - elapsed) / (interval + checkpoint), (work - done) / interval) // 1 - 1  # `//` of "never" is no number
         if quiet > 0:  # so many whole intervals without a failure, at once
             elapsed += quiet * (interval + checkpoint)
             done += quiet * interval

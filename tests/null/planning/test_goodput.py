@@ -17,6 +17,8 @@ HOUR = 3600.0
 def test_without_failures_only_checkpoints_cost() -> None:
     run = simulate_run(work=100.0, checkpoint=1.0, interval=10.0, mtbf=math.inf, how=Reliability(), seed=0)
     assert (run.elapsed, run.checkpoints, run.failures, run.lost) == (109.0, 9.0, 0, 0.0)
+    run = simulate_run(work=1e12, checkpoint=1.0, interval=1.0, mtbf=math.inf, how=Reliability(), seed=0)  # at once: no loop ends that long
+    assert run.checkpoints == 1e12 - 1
 
 
 def test_daly_is_young_for_short_checkpoints() -> None:
