@@ -66,7 +66,6 @@ def faults(
     tried: str | tuple[str, ...] = (),
     *,
     edits: tuple[str, ...] = (),
-    calibration: str | Path | None = None,
     say: Say | None = None,
 ) -> Faults:
     """The step of `plan` under each fault of `tried` (none given: `usual(topology)`), each alone, on `topology` after `edits`.
@@ -79,13 +78,13 @@ def faults(
     held = {fault: _read(fault) for fault in tried}
     broken = {edit: _broken(setting, edit) for edit, _ in held.values()}
     progress = Progress(1 + len(broken), "machines simulated, the whole one and each with a fault", say)
-    whole = _step(setting, calibration)
-    stall = output_seconds(setting, pricer_for(setting, calibration), whole, [])
+    whole = _step(setting)
+    stall = output_seconds(setting, pricer_for(setting), whole, [])
     whole += stall
     progress.more()
     steps = {}
     for edit, there in broken.items():
-        steps[edit] = _step(there, calibration) + stall
+        steps[edit] = _step(there) + stall
         progress.more()
     rows = []
     for fault in tried:
@@ -147,6 +146,6 @@ def _broken(setting: Setting, edit: str) -> Setting:
     return msgspec.structs.replace(setting, topology=load_topology(setting.topology, (edit,)))
 
 
-def _step(setting: Setting, calibration: str | Path | None) -> float:
+def _step(setting: Setting) -> float:
     """Without output, as `predict` says it: ranks are put together only where a fault leaves them equal."""
-    return predict_setting(setting.quiet, calibration=calibration, detail=False).step_time_s
+    return predict_setting(setting.quiet, detail=False).step_time_s
