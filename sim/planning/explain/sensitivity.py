@@ -20,9 +20,6 @@ from sim.setting.program import program_for
 from sim.timeline.metrics import step_time
 from sim.trace import Span, Trace
 
-_NOTHING = 1e-12
-"""What sums of equal seconds leave."""
-
 
 class Sensitivity(msgspec.Struct, frozen=True):
     """What the step gains from one faster resource. `infinitely_fast` in seconds; the others as a share of the step."""
@@ -95,7 +92,7 @@ class Study:
             for kind, share in self._of(self.trace.spans[index]).items():
                 found[kind] = found.get(kind, 0.0) + share * seconds / self.step
         found[HOST] += self.gradient.launches / self.step
-        return {kind: share if abs(share) > _NOTHING else 0.0 for kind, share in found.items()}
+        return found
 
     def owes(self, kind: str) -> float | None:
         """Share of the step that rests on a resource of `KINDS`; None where none of the program's ops does."""

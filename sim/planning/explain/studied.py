@@ -32,6 +32,7 @@ _FAST = 1e6
 _MORE = 1.1
 _LITTLE = 1.001
 """Factor at which the prices of links are compared: small enough for a derivative."""
+_NOTHING = 1e-12
 Priced = Callable[[Study, float], Pricer]
 """The prices of a step where a resource is so many times as fast."""
 
@@ -143,7 +144,12 @@ class Studied:
 
     def _sensitivity(self, resource: str, priced: Priced, elasticity: float, by_path: float) -> Sensitivity:
         more, without_limit = self._mean(lambda study: priced(study, _MORE)), self._mean(lambda study: priced(study, _FAST))
-        return Sensitivity(resource, without_limit, more / self.step - 1.0, elasticity + 0.0, by_path + 0.0)  # no minus before a nothing
+        return Sensitivity(resource, without_limit, more / self.step - 1.0, _felt(elasticity), _felt(by_path))
+
+
+def _felt(share: float) -> float:
+    """A share of the step, or nothing where it is what sums of equal seconds leave."""
+    return share if abs(share) > _NOTHING else 0.0
 
 
 def _untraced(study: Study, pricer: Pricer) -> float:
