@@ -22,6 +22,8 @@ _FIRST = [next((at for at in range(len(CLASSES)) if classes >> at & 1), _BUBBLE)
 COMM = "comm"
 """Class of the communication inside a run of ops that is one span."""
 _MOMENT = 1e-12
+_NOTHING = 1e-9
+"""Share of a step that differences of equal seconds may leave."""
 _TIMED = ("compute", "copy", *MEETING)
 """Kinds of ops whose times rest on costs with a source."""
 
@@ -187,13 +189,36 @@ def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
 def critical_path(trace: Trace) -> list[tuple[str, float]]:
     """Seconds of the reported step along the chain of what waited for what, by class; sums to the step.
 
-    Follows each span to the one whose end let it start. A gap between the two is the host's (launching, Python).
+    It is what the chain that ends the step has beyond the one that ended the step before. The last kernels of a step may work on a batch that was
+    waited for; where loaders set the pace, both chains end in such kernels, and differ by what loaders do. Where a class has less of the
+    later chain, as a step that has not settled may, the later one counts as far as it lies in the step.
     """
     begin, end = window(trace)
-    inside = [(span.end, -index) for index, span in enumerate(trace.spans) if span.thread == "host" and span.end <= end + _MOMENT]
-    at = -max(inside)[1] if inside else -1
+    chain, before = _chain(trace, end, 0.0), _chain(trace, begin, 0.0)
+    sums = {name: seconds - before.pop(name, 0.0) for name, seconds in chain.items()}
+    least = _NOTHING * (end - begin)
+    if any(before.values()) or any(seconds < -least for seconds in sums.values()):
+        sums = _chain(trace, end, begin)
+    return sorted(((name, seconds) for name, seconds in sums.items() if seconds > least), key=lambda pair: -pair[1])
+
+
+def ends_with(trace: Trace, end: float) -> int:
+    """Index of the span that ends a step (as `step_ends` sees it) at `end`, the first of several; -1: none."""
+    found = (
+        (span.end, -at)
+        for at, span in enumerate(trace.spans)
+        if span.end <= end + _MOMENT and span.thread == "host" and span.kind not in EVENTS
+    )
+    return -max(found, default=(0.0, 1))[1]
+
+
+def _chain(trace: Trace, end: float, begin: float) -> dict[str, float]:
+    """Seconds by class between two moments of the chain whose last span ends a step at `end`.
+
+    Follows each span to the one whose end let it start. A gap between the two is the host's (launching, Python).
+    """
+    at, now = ends_with(trace, end), end
     sums: dict[str, float] = {}
-    now = end
     while at >= 0 and now > begin + _MOMENT:
         span = trace.spans[at]
         if span.kind not in ORDERS:  # those only pass on what they waited for
@@ -211,7 +236,7 @@ def critical_path(trace: Trace) -> list[tuple[str, float]]:
             now = reach
     if now > begin + _MOMENT:
         sums["host"] = sums.get("host", 0.0) + now - begin
-    return sorted(sums.items(), key=lambda pair: -pair[1])
+    return sums
 
 
 def together(parts: Iterable[tuple[float, Trace]]) -> Breakdown:

@@ -19,11 +19,10 @@ from typing import NamedTuple
 import msgspec
 
 from sim.cost.price import Cost
-from sim.program import COMPUTE, EVENTS, ORDERS
-from sim.timeline.metrics import window
+from sim.program import COMPUTE, ORDERS
+from sim.timeline.metrics import ends_with, window
 from sim.trace import Span, Trace
 
-_MOMENT = 1e-12
 Slow = Callable[[int], float]
 """rank -> factor on its kernels while a collective runs beside them."""
 CostOf = Callable[[Span], Cost | None]
@@ -46,22 +45,12 @@ def gradient(trace: Trace, slow: Slow, cost_of: CostOf) -> Gradient:
     """Of the reported step of a predicted trace."""
     begin, end = window(trace)
     walk = _Walk(trace, slow, cost_of)
-    late = walk.back(_last(trace, end))
-    early = walk.back(_last(trace, begin)) if begin > 0 else Gradient({}, 0.0)
+    late = walk.back(ends_with(trace, end))
+    early = walk.back(ends_with(trace, begin)) if begin > 0 else Gradient({}, 0.0)
     spans = dict(late.spans)
     for index, seconds in early.spans.items():
         spans[index] = spans.get(index, 0.0) - seconds
     return Gradient({index: seconds for index, seconds in spans.items() if seconds}, late.launches - early.launches)
-
-
-def _last(trace: Trace, end: float) -> int:
-    """The span that ends at the end of a step (as `sim.timeline.metrics.step_ends` sees it), the first of several."""
-    found = ((span.end, -index) for index, span in enumerate(trace.spans) if _counts(span) and span.end <= end + _MOMENT)
-    return -max(found, default=(0.0, 1))[1]
-
-
-def _counts(span: Span) -> bool:
-    return span.thread == "host" and span.kind not in EVENTS
 
 
 class _Stretch(NamedTuple):

@@ -124,6 +124,15 @@ def test_a_resource_that_the_path_does_not_rest_on_changes_nothing() -> None:
     assert by_name["host"].ten_percent == pytest.approx(by_name["host"].path_ten_percent, abs=1e-4)
 
 
+def test_the_path_of_a_step_that_loaders_bind_is_theirs() -> None:
+    """Each step ends with a quarter of it in kernels, on the batch that was waited for: these set no pace, and links have no trace of an elasticity."""
+    data = {"source": "disk", "workers": 2, "sample": "110 KiB", "preprocess": "8 ms"}
+    plan = {"model": "vit-b16", "batch": {"global": 512, "micro": 64}, "parallel": {"dp_replicate": 8}, "data": data}
+    found = explain(bind(plan, "dgx-a100"), tries=0)
+    assert dict(found.path)["data"] == pytest.approx(found.step_time_s, rel=1e-3)
+    assert {one.elasticity for one in found.sensitivities if one.resource not in ("input", "host")} == {0.0}
+
+
 @pytest.mark.no_cover
 def test_an_explanation_prints_and_is_plain(case: Study) -> None:
     found = explain(case.setting, tries=2)
