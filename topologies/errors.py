@@ -4,6 +4,7 @@
     * `BadInput`             what a person wrote cannot be used (exit 2)
         * `UnitError`        a size, rate or time without a unit, or with an unknown one
         * `UnknownName`      a key, preset or machine that does not exist; offers the nearest
+        * `Disconnected`     a machine some of whose ranks do not reach each other
         * `Refused`          understood, but not supported in this combination; says why
             * `NoRoom`       a run that needs more memory than this machine has (exit 3)
     * `RunFailed`            a run on real devices ended early (exit 4); what was measured is kept
@@ -52,6 +53,10 @@ class UnknownName(BadInput):
         shown = ", ".join(names[:24]) + (f", ... ({len(names)} in all)" if len(names) > 24 else "")
         super().__init__(f"unknown {what} '{name[:80]}'{place}.{hint}" + ("" if known else f" Allowed: {shown}"))
         self.name, self.near = name, near
+
+
+class Disconnected(BadInput):
+    """Some ranks of a machine do not reach each other: by what it is, or by what has failed."""
 
 
 class Refused(BadInput):

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import msgspec
 
-from topologies.errors import BadInput
+from topologies.errors import Disconnected
 from topologies.table import Table
 
 
@@ -65,7 +65,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
         return f"net/spine{self.block_of(pod)}.{place}" if self.block else f"net/spine{place}"
 
     def between(self, pod_a: int, leaf_a: str, pod_b: int, leaf_b: str, key: int) -> tuple[str, ...]:
-        """The switches over two leaves that a flow with this key takes; the next ones in service where some have failed. Raises `BadInput`."""
+        """The switches over two leaves that a flow with this key takes; the next ones in service where some have failed. Raises `Disconnected`."""
         count, apart = self.spine_count, self.block_of(pod_a) != self.block_of(pod_b)
         for step in range(count):
             place = (key + step) % count
@@ -75,12 +75,12 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
             if not self.failed or not {*way, *(f"{u}>{v}" for u, v in hops)} & self.failed:
                 return way
         if not self.rail_only:
-            raise BadInput(f"the network is disconnected: no spine is left between {leaf_a} and {leaf_b}")
+            raise Disconnected(f"the network is disconnected: no spine is left between {leaf_a} and {leaf_b}")
         if pod_a != pod_b:
-            raise BadInput(
+            raise Disconnected(
                 f"without spines nothing joins the nodes of {leaf_a} and {leaf_b}: say how many nodes a rail joins, e.g. pod={self.pod * (max(pod_a, pod_b) + 1)}"
             )
-        raise BadInput(
+        raise Disconnected(
             f"without spines nothing joins the rails of {leaf_a} and {leaf_b}, and no NVLink leads to a GPU whose NIC is on the rail: rails=1, or keep the spines"
         )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from topologies.affinity import NicUse
 from topologies.cluster import Cluster
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Disconnected
 from topologies.hardware import Cpu, Disk, Gpu, Nic, Store
 from topologies.machine import Link, Machine
 from topologies.path import Path
@@ -66,7 +66,7 @@ class Topology:
         return Topology, (self.cluster,)
 
     def _check(self) -> None:
-        """Raises `BadInput` where a rank cannot reach the others: by its NIC, or inside the only node."""
+        """Raises `Disconnected` where a rank cannot reach the others: by its NIC, or inside the only node."""
         seen: set[int] = set()
         for node in (*accumulate((run.count for run in self.cluster.runs[:-1]), initial=0), *self.cluster.special):
             site = self._sites[node]
@@ -77,7 +77,7 @@ class Topology:
             lost = [slot for slot in slots if site.nic_use(slot) is None]
             if lost and (self.nodes > 1 or any(inside(site, slots[0], slot) is None for slot in slots)):
                 cut = next((s for s in lost if self.nodes > 1 or inside(site, slots[0], s) is None), lost[0])
-                raise BadInput(
+                raise Disconnected(
                     f"machine '{site.machine.name}' (n{node}) is disconnected: {site.device(cut)} reaches "
                     f"{'no NIC' if self.nodes > 1 else f'neither {site.device(slots[0])} nor a NIC'}. "
                     "Join it in [tree] or [nvlink], or undo the fail= or without= that took its last link"

@@ -3,14 +3,18 @@
 A fault is one edit of `topologies.edits` ("fail=nvswitch:1", "fail=nic:n0/nic1", "fail=spine:0", "slow=r3:0.8"), or `flap=WHAT:DUTY`:
 a part that is down for the fraction DUTY of the time ("flap=nic:n0/nic1:0.3"). While it is down the step is that of `fail=WHAT`, so in
 one second (1 - DUTY) / whole + DUTY / failed steps are made: the mean step is weighted by time, which is the harmonic mean of the two.
+Without the part some ranks may not reach each other, as where it is a node's only NIC: no step is made while it is down.
 What a restart, a time-out or a reconnection costs is not in it; `sim.planning.capacity.goodput` counts interruptions. What logging and checkpoints
 add to a step is taken to be the same with the fault.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,9 +28,10 @@ from sim.setting.bind import Setting, bind
 from sim.setting.pricer import pricer_for
 from sim.steady.stalls import output_seconds
 from sim.tables import Tabular
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Disconnected
 from topologies.load import Topology, load_topology
 
+T = TypeVar("T")
 SLOW = 0.8
 """Speed of the slow GPU among the faults tried by default: thermal throttling of this order is what fleet studies look for (assumed)."""
 
@@ -68,15 +73,18 @@ def faults(
     edits: tuple[str, ...] = (),
     say: Say | None = None,
 ) -> Faults:
-    """The step of `plan` under each fault of `tried` (none given: `usual(topology)`), each alone, on `topology` after `edits`.
+    """The step of `plan` under each fault of `tried` (none given: the `usual` ones), each alone, on `topology` after `edits`.
 
     `say` is told how far it is. Raises `BadInput` for a fault that the machine does not have (before anything is simulated), or after which some
     ranks cannot reach each other.
     """
     setting = bind(plan, topology, edits)
-    tried = (tried,) if isinstance(tried, str) else tried or usual(setting.topology)
+    tried = (tried,) if isinstance(tried, str) else tried or usual(setting.topology, setting.plan.world)
     held = {fault: _read(fault) for fault in tried}
-    broken = {edit: _broken(setting, edit) for edit, _ in held.values()}
+    longest: dict[str, float] = {}
+    for edit, duty in held.values():
+        longest[edit] = max(duty, longest.get(edit, 0.0))
+    broken = {edit: _unless_apart(partial(_broken, setting, edit), setting, duty) for edit, duty in longest.items()}
     progress = Progress(1 + len(broken), "machines simulated, the whole one and each with a fault", say)
     whole = _step(setting)
     stall = output_seconds(setting, pricer_for(setting), whole, [])
@@ -84,7 +92,8 @@ def faults(
     progress.more()
     steps = {}
     for edit, there in broken.items():
-        steps[edit] = _step(there) + stall
+        step = None if there is None else _unless_apart(partial(_step, there), there, longest[edit])
+        steps[edit] = math.inf if step is None else step + stall
         progress.more()
     rows = []
     for fault in tried:
@@ -100,8 +109,9 @@ def faults(
     )
 
 
-def usual(topology: Topology) -> tuple[str, ...]:
-    """A slow rank, and where there are such parts: an NVSwitch chip (else an NVLink) down, a NIC flapping and down, a spine down."""
+def usual(topology: Topology, ranks: int) -> tuple[str, ...]:
+    """A slow rank, and where there are such parts: an NVSwitch chip (else an NVLink) down, a NIC flapping and down (a node's only one, which plans of
+    `ranks` on several nodes need, flaps alone), a spine down."""
     found = [f"slow=r0:{SLOW}"]
     machine = topology.machine(0)
     if machine.chips:
@@ -112,12 +122,12 @@ def usual(topology: Topology) -> tuple[str, ...]:
             ends = cable.split(">")
             found.append(f"fail=link:n0/{ends[0]}-n0/{ends[1]}")
     fabric = topology.cluster.fabric
-    stays = (
-        not fabric.rail_only or fabric.rails == 1
-    )  # else nothing leads from another NIC to the rail of the one that is down, and the job stops
-    if topology.nodes > 1 and len(machine.nics) > 1 and stays:
+    if topology.nodes > 1 and machine.nics:
         nic = next(iter(machine.nics))
-        found += [f"flap=nic:n0/{nic}:0.1", f"fail=nic:n0/{nic}"]
+        # On rails without spines nothing leads from another NIC to the rail of the one that is down.
+        others = len(machine.nics) > 1 and (not fabric.rail_only or fabric.rails == 1)
+        found += [f"flap=nic:n0/{nic}:0.1"] if others or topology.nodes_of(ranks) > 1 else []
+        found += [f"fail=nic:n0/{nic}"] if others else []
     if topology.nodes > fabric.pod and fabric.spine_count > 1:  # nodes below the same leaves send nothing over spines
         found.append(f"fail=spine:{fabric.spine_name(0, 0).removeprefix('net/spine')}")
     return tuple(found)
@@ -144,6 +154,17 @@ def _read(fault: str) -> tuple[str, float]:
 def _broken(setting: Setting, edit: str) -> Setting:
     """The setting with the fault that an edit makes. Raises `BadInput`."""
     return msgspec.structs.replace(setting, topology=load_topology(setting.topology, (edit,)))
+
+
+def _unless_apart(found: Callable[[], T], setting: Setting, duty: float) -> T | None:
+    """What is found while a part is down for `duty` of the time; None where ranks on several nodes do not reach each other then. Raises
+    `Disconnected` where that is for good, or a plan on one node may not notice."""
+    try:
+        return found()
+    except Disconnected:
+        if duty == 1.0 or setting.topology.nodes_of(setting.plan.world) == 1:
+            raise
+        return None
 
 
 def _step(setting: Setting) -> float:

@@ -22,7 +22,7 @@ EDITS = ("ranks_per_node=4",)
 @pytest.mark.no_cover
 def test_no_usual_fault_makes_the_step_faster() -> None:
     found = faults(PLAN, WIDE, edits=EDITS)
-    assert [row.fault for row in found.rows] == list(usual(load_topology(WIDE, EDITS)))
+    assert [row.fault for row in found.rows] == list(usual(load_topology(WIDE, EDITS), 8))
     assert all(row.slowdown >= 1 - 1e-9 for row in found.rows)
     assert all(row.step_time_s == pytest.approx(found.step_time_s * row.slowdown) for row in found.rows)
     assert str(found).count("\n") == len(found.rows) + 1
@@ -71,10 +71,28 @@ def test_uplinks_carry_what_nics_send_however_many_gpus_share_one(machine: str) 
     ],
 )
 def test_usual_faults_are_of_parts_that_are_there(machine: str, found: set[str]) -> None:
-    assert set(usual(load_topology(machine))) == found
-    nodes = set(usual(load_topology(f"2x {machine}"))) - found
-    assert nodes <= {"flap=nic:n0/nic0:0.1", "fail=nic:n0/nic0"}, "two nodes are below the same leaves, and send nothing over a spine"
-    assert "fail=spine:0" in usual(load_topology(f"4x {machine}", "pod=2"))
+    def tried(on: str, *edits: str) -> set[str]:
+        topology = load_topology(on, edits)
+        return set(usual(topology, topology.gpus))
+
+    assert tried(machine) == found
+    nodes = tried(f"2x {machine}") - found
+    assert {"flap=nic:n0/nic0:0.1"} <= nodes <= {"flap=nic:n0/nic0:0.1", "fail=nic:n0/nic0"}, (
+        "two nodes are below the same leaves, and send nothing over a spine"
+    )
+    assert "fail=spine:0" in tried(f"4x {machine}", "pod=2")
+
+
+def test_no_step_is_made_while_the_only_nic_of_a_node_is_down() -> None:
+    """It was left out of the usual faults, and refused as a machine whose ranks do not reach each other."""
+    plan, on = load_plan(PLAN, ("parallel.dp_replicate=16", "batch.global=128")), "2x gcp-a2"
+    assert faults(plan, on).rows[-1].fault == "flap=nic:n0/nic0:0.1"
+    down, spine = faults(plan, on, ("flap=nic:n0/nic0:0.1", "flap=spine:0:0.5"), edits=("pod=1", "spines=1")).rows
+    assert (down.slowdown, spine.slowdown) == pytest.approx((1 / 0.9, 2.0))
+    assert "flap=nic:n0/nic0:0.1" not in usual(load_topology(on), 8), "a plan on one node sends nothing over it"
+    for fault in ("fail=nic:n0/nic0", "flap=nic:n0/nic0:1"):
+        with pytest.raises(BadInput, match="gpu0 reaches no NIC"):
+            faults(plan, on, ("flap=nic:n0/nic0:0.1", fault))
 
 
 @pytest.mark.no_cover
