@@ -13,14 +13,12 @@ from topologies.hardware import Gpu
 CHANNELS = {"sm70": 12, "sm80": 24, "sm90": 24, **dict.fromkeys(TWO_DIES, 28)}
 """SMs that a collective's kernel holds (facts: channels, SMs, chunks; V100: NCCL 2.x hybrid cube mesh, and sm107 as Blackwell: assumed)."""
 _OTHER = 8
-"""PCIe machines: few channels fill the link (assumed)."""
-SHARE = 0.19
-"""Mean slowdown of overlapped compute (arXiv 2507.03114), where the SM count is not known."""
+"""Of other architectures, AMD's among them: most are boards whose PCIe few channels fill (assumed)."""
+_MOST = 4
+"""One in so many SMs is held at most: NCCL opens no more channels than links ask for, and small GPUs have few (assumed)."""
 
 
 def slowdown(gpu: Gpu, held: int | None = None) -> tuple[float, float]:
     """(compute, comm) factors >= 1. Compute loses the SMs that are `held` (None: NCCL's channels); the collective keeps its speed."""
-    channels = CHANNELS.get(gpu.arch, _OTHER) if held is None else held
-    if gpu.sms <= channels:
-        return 1.0 + SHARE, 1.0
-    return gpu.sms / (gpu.sms - channels), 1.0
+    taken = min(CHANNELS.get(gpu.arch, _OTHER) if held is None else held, gpu.sms // _MOST)
+    return gpu.sms / (gpu.sms - taken), 1.0
