@@ -80,5 +80,5 @@ class CpuPricer(Common):
             shape = self._shapes[members] = group_shape(self.topology, members)
         return over_hosts(cost, name, size, shape, self.topology.rates)
 
-    def slowdown(self, rank: int) -> tuple[float, float]:
-        return 1.0, 1.0
+    def slowdown(self, rank: int) -> float:
+        return 1.0

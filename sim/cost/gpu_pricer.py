@@ -175,7 +175,7 @@ class GpuPricer(Common):
             end = max(max(end, issued + launch) + seconds, last + seconds / work.repeat)
             issued, total = last, total + seconds
         held = held_beside(op)
-        beside = total * slowdown(gpu, held)[0] if held is not None else 0.0
+        beside = total * slowdown(gpu, held) if held is not None else 0.0
         return Cost(total, weakest(sources), host=issued, ready=end, slowed=beside)
 
     def _copy(self, op: Op, rank: int) -> Cost:
@@ -203,7 +203,7 @@ class GpuPricer(Common):
         """An exchange beside another micro-batch's kernels: what it lasts longer than they do, but at least what these lose by the SMs that it
         holds."""
         gpu, stretch = self._gpu(rank)
-        compute, _ = slowdown(gpu)
+        compute = slowdown(gpu)
         cover = sum(self.kernel(work, gpu).seconds for work in op.works) * stretch
         seen = max(1.0 - 1.0 / compute, 1.0 - cover / cost.seconds) if cost.seconds > 0 else 1.0
         # All of its data goes over the links, the part that is hidden too.
@@ -216,5 +216,5 @@ class GpuPricer(Common):
             return staged("send", op.bytes, (source, target), self.topology, there)
         return there
 
-    def slowdown(self, rank: int) -> tuple[float, float]:
+    def slowdown(self, rank: int) -> float:
         return slowdown(self._gpu(rank)[0])

@@ -18,7 +18,7 @@ _MOST = 4
 """One in so many SMs is held at most: NCCL opens no more channels than links ask for, and small GPUs have few (assumed)."""
 
 
-def slowdown(gpu: Gpu, held: int | None = None) -> tuple[float, float]:
-    """(compute, comm) factors >= 1. Compute loses the SMs that are `held` (None: NCCL's channels); the collective keeps its speed."""
+def slowdown(gpu: Gpu, held: int | None = None) -> float:
+    """Factor >= 1 on compute, which loses the SMs that are `held` (None: NCCL's channels); the collective keeps its speed."""
     taken = min(CHANNELS.get(gpu.arch, _OTHER) if held is None else held, gpu.sms // _MOST)
-    return gpu.sms / (gpu.sms - taken), 1.0
+    return gpu.sms / (gpu.sms - taken)

@@ -92,8 +92,8 @@ class Pricer(Protocol):
         """One point-to-point transfer."""
         ...
 
-    def slowdown(self, rank: int) -> tuple[float, float]:
-        """(compute, comm): factors >= 1 on both while a collective runs beside compute on this rank."""
+    def slowdown(self, rank: int) -> float:
+        """Factor >= 1 on compute of this rank while a collective runs beside it, which keeps its own speed."""
         ...
 
 
@@ -113,7 +113,7 @@ class Derived:
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         return self.inner.message(op, source, target, siblings)
 
-    def slowdown(self, rank: int) -> tuple[float, float]:
+    def slowdown(self, rank: int) -> float:
         return self.inner.slowdown(rank)
 
 

@@ -117,7 +117,7 @@ class Pricing:
             [(op, self.whole(op, cost, rank) if id(op) in self.local else cost) for op, cost in ops],
             self.local if self.quiet else frozenset(),
             self.quiet,
-            self.pricer.slowdown(rank)[0],
+            self.pricer.slowdown(rank),
         )
 
     def _crowded(self, rank: int, batch: str) -> float:
@@ -182,7 +182,7 @@ class Pricing:
         outside = self._outside.get(rank)
         if outside is None:
             outside = self._outside[rank] = outside_events(self.program, rank)
-        slow, found = self.pricer.slowdown(rank)[0], list[Priced]()
+        slow, found = self.pricer.slowdown(rank), list[Priced]()
 
         def own(op: Op) -> bool:
             return id(op) not in self._contended and len(self.groups.represented(op.group, rank)) == 1
@@ -208,7 +208,7 @@ class Pricing:
         quiet = all(op.lane in (COMPUTE, HOST) for op, _ in ops if op.kind == "collective")
         local = frozenset(id(op) for op, _ in ops if op.kind == "collective") if quiet else frozenset()
         ops = [(op, self.whole(op, cost, rank) if id(op) in local else cost) for op, cost in ops]
-        slow = self.pricer.slowdown(rank)[0]
+        slow = self.pricer.slowdown(rank)
         if all(_fits(op, cost, local) for op, cost in ops) and not (beside and any(cost.host for _, cost in ops)):
             end = span(ops, slow, beside)
             return Alone(end, end)

@@ -73,7 +73,7 @@ class Engine:
         """Runs all ranks to the end. Raises `BadInput` when some would wait for ever."""
         threads = []
         for rank in sorted(set(self.stands_for)):
-            self.states[rank] = RankState(rank, self.pricer.slowdown(rank)[0])
+            self.states[rank] = RankState(rank, self.pricer.slowdown(rank))
             self._changes[rank] = []
         if not self.detail:
             self.prices.shorten(self.states, self.condensed)

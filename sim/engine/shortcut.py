@@ -80,7 +80,7 @@ class Shortcut:
                     return ops
                 cost = self._prices.meeting(op, 0)
                 self._met[id(op)] = (op, cost.seconds, cost.latency)
-        found = fuse(priced if beside else self._condensed(priced), slow=self.slowdown(0)[0])
+        found = fuse(priced if beside else self._condensed(priced), slow=self.slowdown(0))
         own = set(map(id, ops))
         for op, cost in found:
             if id(op) not in own:
@@ -88,7 +88,7 @@ class Shortcut:
         return tuple(op for op, _ in found)
 
     def _condensed(self, ops: list[Priced]) -> list[Priced]:
-        slow, found = self.slowdown(0)[0], list[Priced]()
+        slow, found = self.slowdown(0), list[Priced]()
         for part in stretches(ops, self._private, frozenset(), self._rings, self.coarse):
             found += condense(part, self._alone, lambda op: self._prices.collective(op, 0).seconds, slow) if len(part) > 1 else part
         return found

@@ -49,7 +49,7 @@ def step_times(program: Program, pricer: Pricer, symmetry: Symmetry = True, alik
         with suppress(Unordered):
             run = in_order(prices, sorted(set(stands_for)))
             return _steps(run.ends, [run.spent])
-    states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
+    states = {rank: State(rank, pricer.slowdown(rank)) for rank in sorted(set(stands_for))}
     prices.shorten(states, condensed=folded)
     clocks, assembler = Clocks(prices), Assembler(prices, prices.idle)
     lines = {
@@ -97,7 +97,7 @@ def lines_of(prices: Pricing, assembler: Assembler, state: State, thread: str) -
 
 def alone(prices: Pricing, ops: list[Priced], rank: int, beside: bool) -> Alone:
     """`ops` run by themselves on an idle rank, or `beside` a collective that never ends."""
-    state = State(rank, prices.pricer.slowdown(rank)[0])
+    state = State(rank, prices.pricer.slowdown(rank))
     clocks = Clocks(prices)
     thread = issue(clocks, state, HOST, [(0, 0, Assembler(prices, prices.idle).code(state, HOST, ops))])
     if beside:

@@ -136,6 +136,6 @@ class Replayed(Derived):
         peak = device.flops.get("bf16") or max(device.flops.values(), default=math.inf)
         return max(op.flops / peak, sum(work.bytes for work in op.works) / (device.bandwidth or math.inf))
 
-    def slowdown(self, rank: int) -> tuple[float, float]:
+    def slowdown(self, rank: int) -> float:
         """Measured durations hold what collectives took from them; others are slowed here."""
-        return self.inner.slowdown(rank) if self._alone else (1.0, 1.0)
+        return self.inner.slowdown(rank) if self._alone else 1.0

@@ -54,7 +54,7 @@ def in_order(prices: Pricing, ranks: Iterable[int]) -> InOrder:
     def threads() -> Iterator[tuple[Rank, str, list[Line]]]:
         for number in ranks:
             named = prices.program.threads(number)
-            rank = Rank(number, prices.pricer.slowdown(number)[0], frozenset(named))
+            rank = Rank(number, prices.pricer.slowdown(number), frozenset(named))
             for thread, calls in named.items():
                 yield rank, thread, arranger.lines(rank, thread, calls)
 
@@ -66,7 +66,7 @@ def in_order(prices: Pricing, ranks: Iterable[int]) -> InOrder:
 
 def alone_in_order(prices: Pricing, ops: list[Priced], number: int, beside: bool) -> Alone:
     """`steps.alone` in program order: what transfers lose to each other is left out. Raises `Unordered` as `InOrder` does."""
-    rank = Rank(number, prices.pricer.slowdown(number)[0], frozenset({HOST}))
+    rank = Rank(number, prices.pricer.slowdown(number), frozenset({HOST}))
     if beside:
         rank.occupy(0.0, math.inf)
     arranger = Arranger(prices)

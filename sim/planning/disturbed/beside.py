@@ -177,7 +177,7 @@ class _Run:
         ahead = program.steps > 2 and any(len(role.threads) > 1 for role in program.roles.values())
         self._steps = program.steps - ahead
         """That count: while the last one runs, loaders would work for steps that are not there any more (`Trace.reported`)."""
-        states = {rank: State(rank, pricer.slowdown(rank)[0]) for rank in sorted(set(stands_for))}
+        states = {rank: State(rank, pricer.slowdown(rank)) for rank in sorted(set(stands_for))}
         self._states = states
         prices = Pricing(program, pricer, Groups(program.mesh, stands_for.__getitem__), False, alone)
         prices.shares = shares

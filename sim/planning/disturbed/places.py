@@ -89,5 +89,5 @@ class PlacedPricer(Derived):
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         return self.inner.message(op, self._places[source], self._places[target], siblings)
 
-    def slowdown(self, rank: int) -> tuple[float, float]:
+    def slowdown(self, rank: int) -> float:
         return self.inner.slowdown(self._places[rank])

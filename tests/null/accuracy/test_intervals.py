@@ -101,8 +101,8 @@ def test_shares_are_what_the_step_is_spent_on() -> None:
 
         message = collective
 
-        def slowdown(self, rank: int) -> tuple[float, float]:
-            return 1.0, 1.0
+        def slowdown(self, rank: int) -> float:
+            return 1.0
 
     last = [op for call, op in program.ops(0) if call.step == 1 and op.kind == "compute"]
     step = 4.0 * len(last)

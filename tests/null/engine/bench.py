@@ -29,8 +29,8 @@ class TablePricer:
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         return self._of(op)
 
-    def slowdown(self, rank: int) -> tuple[float, float]:
-        return self.slow, 1.0
+    def slowdown(self, rank: int) -> float:
+        return self.slow
 
 
 def program(*threads: dict[str, list[Op]], mesh: Mesh | None = None, calls: int = 1, device: str = "cuda") -> Program:

@@ -46,7 +46,7 @@ def _timed(made: Program, pricer: Pricer, fold: bool) -> list[float]:
 
 def _left_out(made: Program, pricer: Pricer) -> float:
     """Seconds that kernels on other lanes than compute's lose at most, in all, to collectives that are timed after them (`Rank.aside`)."""
-    slow = max(pricer.slowdown(rank)[0] for rank in range(made.world))
+    slow = max(pricer.slowdown(rank) for rank in range(made.world))
     asides = [
         pricer.local(op, rank).seconds * (slow - 1.0)
         for rank in range(made.world)

@@ -85,7 +85,7 @@ def test_a_step_sees_what_its_cover_does_not_hide(machine: str) -> None:
     setting = _setting(machine, parallel={"dp_shard": 16, "ep": 16 if machine.startswith("2x") else 8})
     pricer, (exchanges, _) = pricer_for(setting), _block(setting)
     members = tuple(range(16 if machine.startswith("2x") else 8))
-    compute, _ = pricer.slowdown(0)
+    compute = pricer.slowdown(0)
     for op in exchanges.values():
         alone = pricer.collective(msgspec.structs.replace(op, works=()), members, 1).seconds
         cover = pricer.local(Op("cover", "compute", "compute", op.works), 0).seconds

@@ -160,7 +160,7 @@ def test_kernels_beside_copy_engines_keep_their_speed() -> None:
     from topologies.devices import gpu
 
     h100 = gpu("h100-sxm")
-    assert slowdown(h100, 0)[0] == 1.0 < slowdown(h100, 16)[0] < slowdown(h100)[0]
+    assert slowdown(h100, 0) == 1.0 < slowdown(h100, 16) < slowdown(h100)
 
 
 def test_few_processors_lose_a_quarter_to_channels_at_most() -> None:
@@ -168,10 +168,10 @@ def test_few_processors_lose_a_quarter_to_channels_at_most() -> None:
     from sim.cost.overlap import slowdown
     from topologies.devices import gpu
 
-    factors = [slowdown(replace(gpu("a100-sxm-80gb"), sms=sms))[0] for sms in range(1, 200)]
+    factors = [slowdown(replace(gpu("a100-sxm-80gb"), sms=sms)) for sms in range(1, 200)]
     assert max(factors) == pytest.approx(4 / 3) and factors[107] == 108 / 84
     assert all(fewer >= more for fewer, more in pairwise(factors[95:])), "from 96 on all channels fit"
-    assert slowdown(gpu("a30"))[0] == pytest.approx(4 / 3)
+    assert slowdown(gpu("a30")) == pytest.approx(4 / 3)
 
 
 @pytest.mark.parametrize(("dtype", "share"), [("bf16", 1.0), ("fp8", 0.5), ("rowfp8", 1.0), ("fp32", 1.0)])

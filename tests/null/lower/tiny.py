@@ -109,5 +109,5 @@ class Constant:
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
         return Cost(0.5)
 
-    def slowdown(self, rank: int) -> tuple[float, float]:
-        return 1.0, 1.0
+    def slowdown(self, rank: int) -> float:
+        return 1.0
