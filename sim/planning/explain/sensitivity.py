@@ -74,7 +74,7 @@ class Study:
             for thread in self.program.threads(rank)
             for call, op in self.program.ops(rank, thread)
         }
-        self.gradient: Gradient = gradient(self.trace, lambda rank: self.pricer.slowdown(rank), self._cost_of)
+        self.gradient: Gradient = gradient(self.trace, self.pricer.slowdown, self._cost_of)
         self._shares = Shares(self.pricer)
         self._present = {kind for span in self.trace.spans for kind in self._of(span)}
 
