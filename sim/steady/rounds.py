@@ -17,6 +17,7 @@ import msgspec
 
 from sim.cost.price import Pricer
 from sim.engine.agenda import uncollected
+from sim.engine.fold import representatives
 from sim.engine.steps import Step
 from sim.plan import Plan
 from sim.schedule import puts_off
@@ -37,7 +38,8 @@ _FEW = 3
 _SAME = 1e-4
 """The same for rounds that nothing but a look at two of them confirms."""
 _WORTH = 12
-"""Passes of micro-batches through chunks, for each of the network's blocks, that cost more than the ends of two steps more."""
+"""Passes of micro-batches through chunks, for each of the network's blocks, that cost more than the ends of two steps more where all ranks of a
+stage sit alike. Of others more ranks are simulated, and passes cost as many times as much."""
 _DEEP = 8
 """Micro-batches of the longest rounds that are alike for good. Where stages of a deeper pipeline take turns, messages fall behind so slowly
 that they hold up compute only after five or more rounds (found with 16 and 32 stages: 0.04 and 0.6 % of the step)."""
@@ -128,9 +130,19 @@ def rounds_of(setting: Setting) -> Rounds | None:
     least = _least(plan, each) + (each if each > 1 else 0)
     counts = (*warm_of(plan, least), least, least + each, least + 2 * each)
     saved = (plan.microbatches - sum(counts[1:])) * _passes(plan)
-    if _supplied(plan) or puts_off(name_of(plan.parallel)) or saved < _WORTH * len(setting.network.blocks) or each > _DEEP:
+    if _supplied(plan) or puts_off(name_of(plan.parallel)) or each > _DEEP or saved <= 0:
+        return None
+    if saved * _simulated(setting, counts[-1]) < _WORTH * len(setting.network.blocks):
         return None
     return Rounds(counts, (plan.microbatches - counts[-1]) / each)
+
+
+def _simulated(setting: Setting, count: int) -> float:
+    """Ranks that are simulated, for each where all of a stage sit alike. `count`: micro-batches of a step that has the same."""
+    if setting.foldable:
+        return 1.0
+    program = program_for(setting, 1, counts=(count,))
+    return len(set(representatives(program, setting.places))) / len(set(program.role_of))
 
 
 def _supplied(plan: Plan) -> bool:

@@ -227,6 +227,16 @@ def test_where_a_plan_goes_by_rounds(plan: dict[str, Any]) -> None:
 
 
 @pytest.mark.no_cover
+def test_where_more_ranks_are_simulated_rounds_are_worth_it_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow GPU leaves sixteen ranks to simulate in place of four, which took many times as long as the same plan on a whole machine."""
+    plan = _plan(32, pp=4, schedule="1f1b")
+    broken = bind(plan, MACHINE, ("slow=r0:0.8",))
+    assert rounds_of(bind(plan, MACHINE)) is None
+    found, seen = _counts(broken, monkeypatch)
+    assert max(seen[0]) < 32 and found == pytest.approx(whole(broken), rel=1e-4)
+
+
+@pytest.mark.no_cover
 @pytest.mark.parametrize("parallel", PIPELINES, ids=str)
 def test_classes_are_those_of_predict(parallel: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As it finds them in programs that are too large for a span each; but for waiting for launches, which counts as compute in a layer that is
