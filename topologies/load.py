@@ -21,6 +21,8 @@ from topologies.thismachine import document as this_machine
 
 __all__ = ["Topology", "gpus", "load_topology", "machine_document", "machines"]
 _MERGED = ("nics", "gpus", "links", "disk", "store")
+_PARTS = ("cpu", "nic")
+"""Parts whose table says what differs from the base machine's. (A `[gpu]` must name its base: one that is written out may be another maker's.)"""
 DEEPEST = 16
 """Files that may stand on each other by `base` and `nodes`."""
 
@@ -182,5 +184,19 @@ def _merge(base: dict[str, object], own: dict[str, object]) -> dict[str, object]
         under, over = base.get(key), own.get(key)
         if isinstance(under, Mapping) and isinstance(over, Mapping):
             found[key] = {**under, **over}
+    for key in _PARTS:
+        if key in own:
+            found[key] = _over(base.get(key), own[key])
+    under, over = base.get("nics"), own.get("nics", {})
+    # It is of every NIC, those that the base lists apart among them.
+    if "nic" in own and isinstance(under, Mapping) and isinstance(over, Mapping):
+        found["nics"] = {**{name: _over(part, own["nic"]) for name, part in under.items()}, **over}
     found["fabric"] = merge_fabric(base.get("fabric"), own.get("fabric"))
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _over(base: object, own: object) -> object:
+    """A part as a file has it, over that of its base: a table that names no base of its own says what differs."""
+    if base is None or not isinstance(own, Mapping) or "base" in own:
+        return own
+    return {**(base if isinstance(base, Mapping) else {"base": base}), **own}

@@ -3,11 +3,13 @@
 import pickle
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from topologies.cluster import parse
+from topologies.devices import nic
 from topologies.errors import BadInput, UnknownName
 from topologies.load import load_topology
 from topologies.summary import summary
@@ -248,6 +250,25 @@ def test_a_single_mixed_machine_and_own_gpu(tmp_path: Path) -> None:
     found = load_topology(write(tmp_path, "own.toml", text))
     assert found.device(0).memory == 96 * 2**30 and found.device(1).name == "a100-pcie-80gb"
     assert found.rates["n0/gpu1>n0/socket0"] == 25e9 and found.rates["n0/gpu0>n0/socket0"] == 53e9
+
+
+@pytest.mark.parametrize("name", ["rtx-4090-x8", "dgx-h100", "aws-p5", "vr200-nvl72"])
+def test_a_nic_that_says_its_rate_is_otherwise_that_of_the_base(tmp_path: Path, name: str) -> None:
+    """Also where the base lists NICs apart, or has a table itself; as the edit of the same rate."""
+    own = load_topology(write(tmp_path, "own.toml", f'base = "{name}"\n[nic]\nrate = "1.25 GB/s"\n')).cluster.runs[0].machine
+    edited = load_topology(name, ("nic.rate=1.25 GB/s",)).cluster.runs[0].machine
+    assert own.nics == edited.nics and all(nic.latency > 0 for nic in own.nics.values())
+
+
+def test_a_cpu_that_says_its_cores_is_otherwise_that_of_the_base(tmp_path: Path) -> None:
+    own = load_topology(write(tmp_path, "own.toml", 'base = "dgx-h100"\n[cpu]\ncores = 8\n')).cluster.runs[0].machine.cpu
+    assert own == msgspec.structs.replace(load_topology("dgx-h100").cluster.runs[0].machine.cpu, cores=8)
+
+
+def test_a_nic_with_a_base_of_its_own_takes_nothing_from_the_machine(tmp_path: Path) -> None:
+    write(tmp_path, "slow.toml", 'base = "dgx-h100"\n[nic]\nrate = "1 GB/s"\nlatency = "9 us"\n')
+    own = load_topology(write(tmp_path, "own.toml", 'base = "slow.toml"\n[nic]\nbase = "ib-hdr-200g"\n')).cluster.runs[0].machine
+    assert set(own.nics.values()) == {nic("ib-hdr-200g")}
 
 
 def test_absent_and_large_files(tmp_path: Path) -> None:
