@@ -17,7 +17,10 @@ def capacity_page(title: str, found: Capacity, strong: Sequence[Capacity] = (), 
     `found`: the run that was asked for. `strong` and `weak`: `sim.planning.capacity.scaling.scaling` of it, with the same and with a
     growing global batch. `unit`: of the prices ("USD").
     """
-    page = Page(title, f"{found.gpus:,} GPUs, {found.topology}: {found.steps:,} steps of {seconds(found.quiet_step_s)} each, predicted.")
+    changed = f", with {' '.join(found.overrides)}" if found.overrides else ""
+    page = Page(
+        title, f"{found.gpus:,} GPUs, {found.topology}{changed}: {found.steps:,} steps of {seconds(found.quiet_step_s)} each, predicted."
+    )
     page.cards(_cards(found, unit))
     page.room(found.fits)
     if found.memory and found.memory.nearly_full:

@@ -265,6 +265,9 @@ def _in_words(found: Capacity) -> dict[str, Any]:
     for name in ("interval_s", "unpriced", "lost_s"):
         del shown[name]
     shown["memory"] = f"{found.memory or ''}"
+    shown["overrides"] = " ".join(f"--set {one}" for one in found.overrides)
+    if not found.overrides:
+        del shown["overrides"]
     if found.paid_gpu_hours == found.gpu_hours:
         del shown["paid_gpu_hours"]
     if not found.mark_reasons:

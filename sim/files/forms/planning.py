@@ -91,9 +91,10 @@ class Sweep(Said, frozen=True, kw_only=True):
 
 class Capacity(Said, frozen=True, kw_only=True):
     """`steptwin capacity --json`: seconds, joules, money in the price file's unit (nothing of it for what is `unpriced`); intervals of
-    80 %, of the step and of the days."""
+    80 %, of the step and of the days. `overrides`: what `--days` has changed about the plan to spread it over so many GPUs, as `--set` words."""
 
     plan: str
+    overrides: list[str]
     gpus: int
     topology: str
     steps: int

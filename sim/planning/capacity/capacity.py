@@ -74,6 +74,8 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     money: float | None
     fits: bool
     plan: str = ""
+    overrides: tuple[str, ...] = ()
+    """What another number of GPUs has changed about the plan, as `--set` takes it: with them `predict` says this step."""
     memory: Fill | None = None
     unpriced: tuple[str, ...] = ()
     """What was changed about the machine and is not among the prices: `money` has nothing for it."""
@@ -95,7 +97,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         rows = [
-            *([("plan", self.plan)] if self.plan else []),
+            *([("plan", " ".join((self.plan, *(f"--set {one}" for one in self.overrides))))] if self.plan else []),
             ("GPUs", f"{self.gpus:,} of {self.topology}" + ("" if self.fits else "; DOES NOT FIT into memory")),
             ("steps", f"{self.steps:,} of {self.quiet_step_s:.4g} s"),
             (

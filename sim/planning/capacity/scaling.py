@@ -91,7 +91,15 @@ def _sized(plan: Plan, machine: str, gpus: int, nodes: int, tokens: float, weak:
     spread = _spread(plan, gpus, weak)
     if spread is None:
         return None
-    return capacity(spread, machine if nodes == 1 else f"{nodes}x {machine}", tokens, **options)  # type: ignore[arg-type]
+    found = capacity(spread, machine if nodes == 1 else f"{nodes}x {machine}", tokens, **options)  # type: ignore[arg-type]
+    return msgspec.structs.replace(found, overrides=_differences(plan, spread))
+
+
+def _differences(plan: Plan, spread: Plan) -> tuple[str, ...]:
+    """What `_spread` has changed, as `--set` takes it."""
+    fields = [("parallel", "dp_replicate"), ("parallel", "dp_shard"), ("batch", "global_"), ("batch", "micro")]
+    values = [(section, name, getattr(getattr(plan, section), name), getattr(getattr(spread, section), name)) for section, name in fields]
+    return tuple(f"{section}.{name.rstrip('_')}={new}" for section, name, old, new in values if new != old)
 
 
 def _node(cluster: str) -> str:
@@ -110,6 +118,8 @@ def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
     if gpus % inner:
         return None
     data = gpus // inner
+    if data == plan.data_ranks:
+        return plan
     axis = "dp_shard" if p.dp_shard > 1 or p.dp_replicate == 1 else "dp_replicate"
     other = p.dp_replicate if axis == "dp_shard" else p.dp_shard
     if data % other:
@@ -128,8 +138,8 @@ def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
 
 def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 131_072, say: Say | None = None,
              **options: object) -> Capacity:  # fmt: skip
-    """The smallest number of GPUs (whole nodes, and multiples of the plan's tp x pp x cp, over which the batch divides) that trains `tokens`
-    within `days`, as far as more GPUs are never slower; `options` are those of `capacity`.
+    """The smallest number of GPUs (a part of one node, or whole nodes; multiples of the plan's tp x pp x cp, over which the batch divides) that trains
+    `tokens` within `days`, as far as more GPUs are never slower; `options` are those of `capacity`.
 
     Raises `BadInput` with the fastest that was found when none does.
     """
@@ -137,23 +147,24 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
         raise BadInput(f"days = {days} must be positive: by when must the training be done?")
     machine = _node(machine)
     p = plan.parallel
-    per_node = load_topology(machine).gpus
-    least = math.lcm(per_node, p.tp * p.pp * p.cp)
-    sizes = [size for size in range(least, most + 1, least) if _spread(plan, size, False) is not None]
+    inner, per_node = p.tp * p.pp * p.cp, load_topology(machine).gpus
+    least = math.lcm(per_node, inner)
+    every = (*range(inner, min(per_node, most + 1), inner), *range(least, most + 1, least))
+    sizes = [size for size in every if _spread(plan, size, False) is not None]
     best: Capacity | None = None
     closest = "no size fits into memory, or the batch divides over none"
 
     def in_time(size: int) -> Capacity | None:
         nonlocal best, closest
         try:
-            found = _sized(plan, machine, size, size // per_node, tokens, False, options)
+            found = _sized(plan, machine, size, -(-size // per_node), tokens, False, options)
         except Refused as error:  # other sizes may do: what fails too often does so less on fewer GPUs
-            closest = f"on {size} GPUs {error}"
+            closest = f"on {_gpus(size)} {error}"
             return None
         if found is None:
             return None
         if say:
-            say(f"{found.gpus} GPUs: {_shown(found.days, 1)} days{'' if found.fits else ', does not fit into memory'}")
+            say(f"{_gpus(found.gpus)}: {_shown(found.days, 1)} days{'' if found.fits else ', does not fit into memory'}")
         if found.fits and (best is None or found.elapsed_s < best.elapsed_s):
             best = found
         return found if found.fits and found.days <= days else None
@@ -165,10 +176,14 @@ def smallest(plan: Plan, machine: str, tokens: float, days: float, most: int = 1
             return next((one for size in sizes[late + 1 : at] if (one := in_time(size))), found)
         late = at
     if best is not None:
-        closest = f"the fastest was {best.gpus} GPUs with {_shown(best.days, 1)} days"
+        closest = f"the fastest was {_gpus(best.gpus)} with {_shown(best.days, 1)} days"
         if best.gpus == sizes[-1] and 2 * best.gpus <= most:
-            closest += f"; {plan.global_batch:,} samples a step (batch.global) divide over no more: with a larger one, e.g. --set batch.global={4 * plan.global_batch}, more GPUs can be used"
+            closest += f"; a step's samples (batch.global = {plan.global_batch}) divide over no more: with a larger one, e.g. --set batch.global={4 * plan.global_batch}, more GPUs can be used"
     raise BadInput(f"no cluster of up to {most} GPUs of {machine} finishes in {days} days with this plan: {closest}")
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"
 
 
 def _doubling(sizes: list[int]) -> list[int]:

@@ -70,10 +70,10 @@ def test_the_smallest_cluster_is_the_first_that_is_in_time() -> None:
     line = scaling(plan, "dgx-h100", (8, 16, 32), 1e11)
     limit = (line[0].days + line[1].days) / 2
     assert smallest(plan, "dgx-h100", 1e11, limit, say=told.append).gpus == 16
-    assert told[0].startswith("8 GPUs: ")
+    assert told[0].startswith("1 GPU: ") and told[3].startswith("8 GPUs: ")
     with pytest.raises(BadInput, match="the fastest was 16 GPUs"):
         smallest(plan, "dgx-h100", 1e11, line[1].days / 2, most=16)
-    with pytest.raises(BadInput, match=r"the fastest was 64 GPUs.*64 samples a step .* divide over no more"):
+    with pytest.raises(BadInput, match=r"the fastest was 64 GPUs.*samples \(batch.global = 64\) divide over no more"):
         smallest(plan, "dgx-h100", 1e15, 1.0)
     with pytest.raises(BadInput, match=r"the fastest was 16 GPUs with [0-9,.]+ days$"):
         smallest(plan, "dgx-h100", 1e15, 1.0, most=16)
@@ -87,8 +87,39 @@ def test_the_smallest_need_not_be_a_power_of_two() -> None:
     assert list(line) == [8, 16, 24, 32, 48, 96]
     for size in (24, 32, 96):
         assert smallest(plan, "dgx-h100", 1e11, line[size] * 1.0001).gpus == size
-    with pytest.raises(BadInput, match=r"the fastest was 96 GPUs.*96 samples a step"):
+    with pytest.raises(BadInput, match=r"the fastest was 96 GPUs.*batch.global = 96\)"):
         smallest(plan, "dgx-h100", 1e11, line[96] * 0.99)
+
+
+@pytest.mark.no_cover
+def test_the_smallest_may_be_a_part_of_a_node() -> None:
+    """As far as the batch and tp x pp x cp divide; one sample a step is for one GPU alone."""
+    plan = load_plan(BASE | {"batch": {"micro": 1, "global": 12}, "parallel": {"dp_replicate": 2}})
+    line = scaling(plan, "dgx-h100", range(1, 9), 1e10)
+    assert [one.gpus for one in line] == [1, 2, 3, 4, 6]
+    assert [smallest(plan, "dgx-h100", 1e10, one.days).gpus for one in line] == [1, 2, 3, 4, 6]
+    wide = load_plan(BASE | {"parallel": {"tp": 4}})
+    assert smallest(wide, "2x dgx-h100", 1e10, 1e4).gpus == 4
+    single = load_plan({"model": "gpt2-124m", "seq_len": 256})
+    assert smallest(single, "dgx-h100", 1e9, 1e4) == capacity(single, "dgx-h100", 1e9)
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    ("tree", "overrides"),
+    [
+        (BASE, ("parallel.dp_shard=32",)),
+        (BASE | {"batch": {"micro": 4, "global": 64}}, ("parallel.dp_shard=32", "batch.micro=2")),
+        (BASE | {"batch": {"micro": 8}}, ("parallel.dp_shard=32", "batch.global=64", "batch.micro=2")),
+        (BASE | {"parallel": {"dp_replicate": 2}}, ("parallel.dp_replicate=32",)),
+    ],
+    ids=str,
+)
+def test_what_another_size_changes_about_the_plan_is_said(tree: dict[str, object], overrides: tuple[str, ...]) -> None:
+    """So that `predict` finds the same step."""
+    (found,) = scaling(load_plan(tree), "dgx-h100", (32,), 1e9)
+    assert found.overrides == overrides and f"--set {overrides[0]}" in str(found)
+    assert predict(load_plan(tree, overrides), found.topology).step_time_s == pytest.approx(found.step_time_s, rel=1e-9)
 
 
 @pytest.mark.no_cover
@@ -137,7 +168,7 @@ def test_a_cluster_stands_for_its_kind_of_node() -> None:
     plan = load_plan(BASE)
     alone, cluster = (scaling(plan, on, (8, 16), 1e11) for on in ("dgx-h100", "4x dgx-h100"))
     assert [(one.gpus, one.step_time_s) for one in cluster] == [(one.gpus, one.step_time_s) for one in alone]
-    assert smallest(plan, "4x dgx-h100", 1e11, 1e4).gpus == 8
+    assert smallest(plan, "4x dgx-h100", 1e11, alone[0].days).gpus == 8
     assert smallest(load_plan(BASE | {"parallel": {"tp": 2, "pp": 6}}), "dgx-h100", 1e9, 1e4).gpus == 24
     with pytest.raises(BadInput, match="a mixture has no larger sizes"):
         smallest(plan, "dgx-h100 + dgx-a100", 1e11, 1e4)
@@ -154,7 +185,7 @@ def test_no_cluster_for_a_model_that_fits_nowhere() -> None:
 def test_sizes_on_which_the_job_fails_faster_than_it_makes_progress_are_left_out() -> None:
     plan, how = load_plan(BASE), Reliability(mtbf_gpu=4800.0, restart=4800.0)  # no failure during a restart: e^-8 on 8 GPUs, e^-16 on 16
     assert [one.gpus for one in scaling(plan, "dgx-h100", (8, 16), 1e9, how=how)] == [8]
-    with pytest.raises(BadInput, match="the fastest was 8 GPUs"):
+    with pytest.raises(BadInput, match="the fastest was 1 GPU with"):
         smallest(plan, "dgx-h100", 1e9, 1e-3, most=16, how=how)
     with pytest.raises(BadInput, match="on 16 GPUs the job fails faster than it makes progress"):
         smallest(plan, "dgx-h100", 1e9, 30.0, most=16, how=Reliability(mtbf_gpu=1.0))

@@ -37,3 +37,13 @@ def test_what_has_no_effect_is_said_by_every_verb_about_one_plan(call: Call, wor
     said = call(verb, "plan.toml", *more, *sets, "--json").err
     assert "oversubscription=4 has no effect: the one node" in said and "offload_layers = 3 has no effect" in said
     assert call(verb, "plan.toml", *more, "--json").err == ""
+
+
+@pytest.mark.no_cover
+def test_a_cluster_in_time_says_what_its_size_changes_about_the_plan(call: Call) -> None:
+    """As `--set` takes it; nothing where the plan is as it was."""
+    words = ("capacity", "plan.toml", "--tokens", "1e9", "--set", "batch.global=8")
+    days = call(*words, "--json").json["days"]
+    shown, found = (call(*words, "--days", str(days / 1.5), *more) for more in ((), ("--json",)))
+    assert found.json["overrides"] == ["parallel.dp_shard=8"] and "--set parallel.dp_shard=8" in shown.out
+    assert call(*words, "--json").json["overrides"] == []
