@@ -20,6 +20,8 @@ from topologies.units import show_size
 
 _LITTLE = 0.02
 """Of what a layer keeps, what recomputation of one of its parts should save at least."""
+_PICTURES = ("images", "pairs", "videos")
+"""Units of a step in which there are pictures."""
 
 
 def doubts(setting: Setting, report: MemoryReport) -> list[str]:
@@ -34,6 +36,7 @@ def doubts(setting: Setting, report: MemoryReport) -> list[str]:
         *_recorded(setting),
         *_adapters(setting),
         *_for_nothing(setting),
+        *_undecoded(setting),
         *_full(setting, report),
         *_host_full(setting),
     ]
@@ -142,6 +145,16 @@ def _for_nothing(setting: Setting) -> Iterator[str]:
         yield (
             'memory.recompute = "selective" runs attention\'s core again, and fused attention keeps next to nothing that this would save. Name '
             'what else to run again in recompute_modules (["op"] is torchtitan\'s way), or set recompute = "none"'
+        )
+
+
+def _undecoded(setting: Setting) -> Iterator[str]:
+    """Pictures lie on disks compressed, and cost CPU time until they are tensors. (Tokens are read as they are.)"""
+    data, network = setting.plan.data, setting.network
+    if data.stored and not data.sample and not data.preprocess and network.sample_unit in _PICTURES:
+        yield (
+            f'data.source = "{data.source}" reads {network.sample_unit} as the tensors that they are on the device ({show_size(network.sample_bytes)} '
+            'each), and decodes none. Say what a file has, and what a core takes for it, e.g. data.sample = "110 KB", data.preprocess = "8 ms"'
         )
 
 

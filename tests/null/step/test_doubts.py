@@ -42,6 +42,7 @@ def said(plan: dict[str, Any], on: str, *edits: str) -> list[str]:
         ),
         ({"model": EXPERTS, "cuda_graphs": True}, "dgx-h100", (), "how many rows an expert gets depends on the data"),
         ({"model": SMALL | {"lora": {"rank": 8}}, "task": "finetune"}, "dgx-h100", (), "adapters alone are trained"),
+        ({"model": "resnet50", "data": {"source": "disk"}}, "dgx-h100", (), "reads images as the tensors .*588 KiB each.* data.preprocess"),
         ({"memory": {"recompute": "selective"}}, "dgx-h100", (), 'recompute = "selective" runs attention\'s core again'),
         (
             {"model": EXPERTS, "parallel": {"tp": 2, "ep": 4, "dp_replicate": 4}, "batch": {"global": 4, "micro": 1}},
@@ -50,7 +51,7 @@ def said(plan: dict[str, Any], on: str, *edits: str) -> list[str]:
             r"megatron-core splits them over tp = 2 too .*parallel.etp = 2 predicts that",
         ),
     ],
-    ids=["idle nodes", "wide tp", "astride", "placement", "captured", "adapters", "for nothing", "whole experts"],
+    ids=["idle nodes", "wide tp", "astride", "placement", "captured", "adapters", "undecoded", "for nothing", "whole experts"],
 )  # fmt: skip
 def test_what_is_hardly_meant_is_said(plan: dict[str, Any], on: str, edits: tuple[str, ...], words: str) -> None:
     assert [text for text in said(plan, on, *edits) if re.search(words, text)], said(plan, on, *edits)
@@ -69,6 +70,7 @@ def test_what_is_hardly_meant_is_said(plan: dict[str, Any], on: str, edits: tupl
         ({"model": EXPERTS, "parallel": {"tp": 2, "ep": 4, "etp": 1, "dp_replicate": 4}}, "dgx-h100", ()),
         ({"model": EXPERTS, "parallel": {"tp": 2, "ep": 4, "dp_replicate": 4}, "framework": "megatron-bridge"}, "dgx-h100", ()),
         ({"memory": {"recompute": "selective", "recompute_modules": ["mlp"]}}, "dgx-h100", ()),
+        ({"data": {"source": "object-store"}}, "dgx-h100", ()),  # tokens need no decoding
     ],
 )
 def test_what_is_usual_is_not(plan: dict[str, Any], on: str, edits: tuple[str, ...]) -> None:
@@ -99,6 +101,11 @@ def test_a_device_that_tensors_fill_is_named(share: float, warns: bool) -> None:
     room = round((memory.allocated + memory.context) / share)
     found = predict(PLAN, "dgx-h100", edits=(f"gpu.memory={room} B",))
     assert found.fits and any("tensors and context take" in text for text in found.warnings) is warns
+
+
+@pytest.mark.parametrize("more", [{"source": "memory"}, {"source": "disk", "sample": "588 KiB"}, {"source": "disk", "preprocess": "8 ms"}])
+def test_pictures_that_are_said_to_be_read_so_are_no_doubt(more: dict[str, Any]) -> None:
+    assert not [text for text in predict({"model": "resnet50", "data": more}, "dgx-h100").warnings if "reads images" in text]
 
 
 def test_user_buffers_end_with_the_node() -> None:
