@@ -57,7 +57,18 @@ def load_topology(source: str | Path | Topology, edits: tuple[str, ...] | str = 
         from topologies.edits import apply
 
         cluster = apply(cluster, (edits,) if isinstance(edits, str) else tuple(edits))
+    _check_rails(cluster)
     return Topology(cluster)
+
+
+def _check_rails(cluster: Cluster) -> None:
+    """Raises `BadInput` for rails that no node has a NIC for."""
+    most = max(len(run.machine.cabled) for run in cluster.runs)
+    if cluster.fabric.rails > most > 0:
+        raise BadInput(
+            f"{cluster.name}: rails = {cluster.fabric.rails}, but a node has {most} NIC{'s' if most > 1 else ''}, and a NIC is plugged into one rail. "
+            f"Write rails = {f'1 to {most}' if most > 1 else 1}, in [fabric] or by --set"
+        )
 
 
 def _seen(cluster: Cluster) -> Cluster:

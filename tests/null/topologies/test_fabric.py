@@ -181,3 +181,18 @@ def test_what_spines_would_have_changed_has_no_effect() -> None:
     assert unfelt(load_topology("dgx-h100", ("without=spine",)), 8)
     assert not any("fail=nic" in fault or "spine" in fault for fault in usual(rail_only(2), 16))
     assert any("fail=nic" in fault for fault in usual(rail_only(2, "rails=1"), 16))
+
+
+@pytest.mark.parametrize(
+    ("on", "rails", "told"),
+    [("2x dgx-h100", 9, "has 8 NICs.* 1 to 8"), ("dgx-h100", 64, "1 to 8"), ("2x gh200", 2, "1 NIC, .* rails = 1,")],
+)
+def test_rails_without_a_nic_are_refused(on: str, rails: int, told: str, tmp_path: Path) -> None:
+    """By an edit, in a cluster's file and in a machine's; unequal rails are plain leaf switches of which some have more cables."""
+    with pytest.raises(BadInput, match=told):
+        load_topology(on, (f"rails={rails}",))
+    head = f'nodes = "{on}"' if "x " in on else f'base = "{on}"'
+    (tmp_path / "own.toml").write_text(f"{head}\n[fabric]\nrails = {rails}\n")
+    with pytest.raises(BadInput, match=told):
+        load_topology(str(tmp_path / "own.toml"))
+    assert load_topology("2x dgx-h100", ("rails=3",)).cluster.fabric.rails == 3
