@@ -265,6 +265,8 @@ def _check(spec: Decoder) -> None:
         raise BadInput(f"{name}: latent attention ([mla]) has no scores with a bias or a bound. Leave out alibi and capped_scores")
     if spec.lora is not None and spec.mla is not None and spec.mla.index is not None:
         raise BadInput(f"{name}: adapters beside sparse attention ([mla.index]) are not described. Leave out index, or lora")
+    if spec.lora is not None and spec.lora.rank > spec.hidden:
+        raise BadInput(f"{name}: lora.rank = {spec.lora.rank} is more than hidden = {spec.hidden}. Use 1 to {spec.hidden}")
     if bool(spec.mtp_pattern) != bool(spec.mtp and spec.pattern):
         raise BadInput(
             f'{name}: mtp_pattern is what a module of multi-token prediction holds in a hybrid ("*E"): it goes with mtp and pattern'

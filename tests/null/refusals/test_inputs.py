@@ -139,6 +139,7 @@ MODELS = [
     ({"pattern": "EEEE"}, "moe"),
     ({"family": "decodr"}, "decoder"),
     ({"hiden": 3}, "hidden"),
+    ({"lora": {"rank": 65}}, "lora.rank = 65 is more than hidden = 64. Use 1 to 64"),
     ({"activation": "swish2"}, "activation"),
     ({"layers": 10**6}, "layers"),
 ]
