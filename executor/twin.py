@@ -21,6 +21,7 @@ from executor.probe import completed, probe
 from executor.ranks.environment import hosts, leads, own_gpu, place
 from executor.stock import StockResult, run_stock
 from sim.align import Comparison, Measured, align_by_class, align_by_id, guilty, step_of
+from sim.arguments import check_whole
 from sim.cost.calibration import Calibration, calibration_on
 from sim.files.machinefile import machine_files
 from sim.files.runs import write_json
@@ -138,6 +139,7 @@ def torch_version() -> str:
 
 def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None = None, say: Say = print) -> Twin:
     """Probes if needed, predicts, plays, trains and compares `plan` on this machine; what PyTorch's own machinery does not do is played alone."""
+    check_whole("steps", steps, "timed steps")
     path = calibration or folder.parent / f"calibration-{plan.world}.toml"
     setting = bind(plan, machines())
     left_out = without_stock(setting)
@@ -255,6 +257,7 @@ def machines() -> str:
 def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -> dict[str, Any]:
     """`steptwin run`: one kind of run alone, as plain values. The folder has all that `compare` and a rerun need. At least `steps` are timed: "play"
     ends with a whole pass through its program, which has as many steps as the prediction needed to settle (5 of a pass for 3 that are asked for)."""
+    check_whole("steps", steps, "timed steps")
     if how not in ("stock", "play"):
         raise BadInput(f"--how {how}: allowed are stock (PyTorch's own machinery) and play (the predicted program)")
     setting, program = bind(plan, machines()), None

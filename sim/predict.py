@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from sim.arguments import check_truth, check_whole
 from sim.cost.calibration import load_calibration
 from sim.cost.power import draws_of, spent_on
 from sim.cost.price import Pricer
@@ -31,7 +32,6 @@ from sim.steady.settled import Steps, until_settled
 from sim.steady.stalls import held, output_seconds
 from sim.timeline import metrics
 from sim.trace import Trace
-from topologies.errors import BadInput
 from topologies.load import Topology
 from topologies.unfelt import unmeasured
 
@@ -81,8 +81,9 @@ def predict_setting(
     detail: bool = True,
 ) -> Prediction:
     """`predict` for inputs that are bound already."""
-    if not isinstance(steps, int) or steps < 1:
-        raise BadInput(f"steps = {steps!r}: a whole number of simulated steps, at least 1")
+    check_whole("steps", steps, "simulated steps")
+    check_truth("fold", fold)
+    check_truth("detail", detail)
     setting = msgspec.structs.replace(setting, fold=fold)
     plan, topology = setting.plan, setting.topology
     quiet = plan.quiet

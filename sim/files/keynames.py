@@ -37,6 +37,21 @@ def check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str, 
             check_names(value, inner, where, f"{prefix}{key}.")
 
 
+_DEEPEST = 8
+"""Tables in tables in which keys are looked at: more than any section has, and an end to a mapping that holds itself."""
+
+
+def check_keys(tree: dict[Any, Any], where: str, below: int = _DEEPEST) -> None:
+    """Raises `BadInput` for a key that is no text, in a mapping or one below it: no file has such, a script may."""
+    for key, value in tree.items():
+        if not isinstance(key, str):
+            raise BadInput(
+                f"{str(key)[:40]} in {where} is no key: a plan as a dict has a file's keys as texts, such as {{'model': 'llama3-8b'}}"
+            )
+        if isinstance(value, dict) and below:
+            check_keys(value, where, below - 1)
+
+
 def _below(names: dict[str, type[msgspec.Struct] | None], key: str) -> list[str]:
     """The dotted keys whose last part is `key`: `overlap` for `comm.overlap`."""
     return [f"{section}.{key}" for section, inner in names.items() if inner is not None and key in sections(inner)]

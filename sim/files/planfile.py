@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sim.files.keynames import check_names
+from sim.files.keynames import check_keys, check_names
 from sim.files.overrides import set_key
 from sim.framework.framework import Framework, load_framework
 from sim.plan import Plan
@@ -43,6 +43,7 @@ def read_plan(source: str | Path | Plan | dict[str, Any], overrides: tuple[str, 
         tree = dump_tree(source)
         where = "plan"
     elif isinstance(source, dict):
+        check_keys(source, "plan")
         tree, where = source, "plan"
     elif isinstance(source, (str, os.PathLike)):
         tree, where = _read(str(source))

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from sim.arguments import check_whole
 from sim.cost.price import Cost, Derived, Pricer
 from sim.cost.sustained import board_spread
 from sim.files.machinefile import machine_words
@@ -139,12 +140,13 @@ def _check(jitter: Jitter, draws: int, world: int) -> None:
         )
     for name in ("rank", "step", "link", "length"):
         sigma = getattr(jitter, name)
-        if not 0 <= sigma <= 2:
+        if not isinstance(sigma, (int, float)) or not 0 <= sigma <= 2:
             raise BadInput(f"jitter.{name} = {sigma}: a sigma of log(time), 0 to 2 (0.05: about 5 %)")
-    if not 1 <= jitter.slow_link <= 1e3:
+    if not isinstance(jitter.slow_link, (int, float)) or not 1 <= jitter.slow_link <= 1e3:
         raise BadInput(f"jitter.slow_link = {jitter.slow_link}: how many times slower, 1 to 1000")
-    if draws < 1 or draws * world > _LARGEST:
-        raise BadInput(f"draws = {draws}: at least 1, and draws x ranks at most {_LARGEST} ({world} ranks)")
+    check_whole("draws", draws, "drawn steps")
+    if draws * world > _LARGEST:
+        raise BadInput(f"draws = {draws}: draws x ranks are at most {_LARGEST}, {_LARGEST // world} draws of {world} ranks")
 
 
 def _slowness(setting: Setting) -> tuple[float, ...]:

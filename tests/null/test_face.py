@@ -196,12 +196,36 @@ def test_what_is_no_plan_or_machine_is_told_by_its_kind(wrong: Any) -> None:
         steptwin.predict(PLAN, wrong)
 
 
-@pytest.mark.parametrize("wrong", [-1, 1.5, "two"])
-def test_numbers_of_processes_and_of_tries_are_whole(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(steptwin.BadInput, match=r"tries = .*: a whole number"):
+@pytest.mark.parametrize("wrong", [-1, 1.5, "two", True, None])
+def test_numbers_of_steps_processes_tries_and_draws_are_whole(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(steptwin.BadInput, match=r"tries = .*: a whole number of changes of plan to simulate, at least 0"):
         steptwin.explain(PLAN, "dgx-h100", tries=wrong)
-    with pytest.raises(steptwin.BadInput, match=r"workers = .*: a whole number"):
+    with pytest.raises(steptwin.BadInput, match=r"workers = .*: a whole number of processes, at least 1"):
         steptwin.sweep(PLAN, {"tp": [1]}, "dgx-h100", tmp_path / "a.sqlite", workers=wrong)
+    with pytest.raises(steptwin.BadInput, match=r"draws = .*: a whole number of drawn steps, at least 1"):
+        steptwin.spread(PLAN, "dgx-h100", draws=wrong)
+    with pytest.raises(steptwin.BadInput, match=r"steps = .*: a whole number of simulated steps"):
+        steptwin.predict(PLAN, "dgx-h100", steps=wrong)
+    for real in (steptwin.twin, steptwin.run):
+        with pytest.raises(steptwin.BadInput, match=r"steps = .*: a whole number of timed steps"):
+            real(PLAN, tmp_path, steps=wrong)
+
+
+@pytest.mark.no_cover
+def test_numbers_of_numpy_are_whole_too() -> None:
+    assert len(steptwin.spread(PLAN, "dgx-h100", draws=numpy.int64(4)).samples) == 4  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"detail": "no"}, {"fold": 0}, {"detail": None}])
+def test_what_is_neither_true_nor_false_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(steptwin.BadInput, match="True or False"):
+        steptwin.predict(PLAN, "dgx-h100", **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{1: 2}, {"model": "gpt2-124m", "batch": {None: 1}}, {"model": {("a", "b"): 1}}])
+def test_keys_of_a_plan_are_texts(wrong: dict[Any, Any]) -> None:
+    with pytest.raises(steptwin.BadInput, match="is no key: a plan as a dict has a file's keys"):
+        steptwin.predict(wrong, "dgx-h100")
 
 
 def test_machines_are_equal_by_what_they_are() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from sim.arguments import check_whole
 from sim.files.machinefile import machine_words
 from sim.memory.report import UNFIT, Fill
 from sim.planning.explain.changes import TRIES, Change, best_changes
@@ -17,7 +18,6 @@ from sim.result import uncertainty
 from sim.result.figures import fill_of, fits
 from sim.setting.bind import Setting
 from sim.tables import Tabular
-from topologies.errors import BadInput
 
 UNFIT_YET = f"{UNFIT}; only changes that do are proposed"
 SHOWN = 10
@@ -82,8 +82,7 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
 
 def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Explanation:
     """Critical path, sensitivities, a verdict and the best changes of plan. `say` is told how far it is."""
-    if not isinstance(tries, int) or tries < 0:
-        raise BadInput(f"tries = {tries!r}: a whole number of changes of plan to simulate, 0 for none")
+    check_whole("tries", tries, "changes of plan to simulate", least=0)
     if say:
         say("simulating the step, for its critical path")
     studied = Studied(setting)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Protocol, TypeVar
 
+from sim.arguments import check_whole
 from topologies.errors import BadInput
 
 T = TypeVar("T")
@@ -77,8 +78,7 @@ def _here() -> Iterator[Pool]:
 
 def pool(workers: int, backend: str, address: str) -> AbstractContextManager[Pool]:
     """`backend` "" for this machine, "dask" or "ray" for the cluster at `address`."""
-    if not isinstance(workers, int) or workers < 1:
-        raise BadInput(f"workers = {workers!r}: a whole number of processes, at least 1")
+    check_whole("workers", workers, "processes")
     if backend:
         from sim.planning.sweeps.cluster import cluster
 

@@ -20,7 +20,14 @@ PLAN = load_plan({"model": "gpt2-124m", "seq_len": 64, "batch": {"global": 2}, "
 
 
 @pytest.mark.parametrize(
-    ("jitter", "draws", "told"), [(Jitter(rank=3.0), 4, "jitter.rank"), (Jitter(slow_link=0.5), 4, "slow_link"), (Jitter(), 0, "draws = 0")]
+    ("jitter", "draws", "told"),
+    [
+        (Jitter(rank=3.0), 4, "jitter.rank"),
+        (Jitter(slow_link=0.5), 4, "slow_link"),
+        (Jitter(), 0, "draws = 0"),
+        (Jitter(), 10**7, "draws x ranks are at most 10000000, 5000000 draws of 2 ranks"),
+        (Jitter(rank="x"), 4, "jitter.rank = x"),
+    ],  # type: ignore[arg-type]
 )
 def test_draws(jitter: Jitter, draws: int, told: str) -> None:
     with pytest.raises(BadInput, match=told):
