@@ -23,6 +23,7 @@ from sim.model.specs.clip import Clip
 from sim.model.specs.decoder import Decoder, Lora
 from sim.model.specs.spec import Encoder
 from sim.model.specs.vlm import VisionLanguage
+from sim.model.stages import layout
 from sim.plan import Plan
 from sim.rules import mesh_of
 from sim.setting.astride import astride
@@ -74,6 +75,9 @@ def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Pa
     plan = load_plan(plan)
     machine = load_topology(topology, edits)
     if plan.world > machine.gpus:
+        layout(
+            network_of(plan, framework_of(plan)), plan
+        )  # what no machine mends is said first: tp that divides nothing, stages without a layer
         p = plan.parallel
         raise BadInput(
             f"the plan needs {plan.world} ranks (dp_replicate {p.dp_replicate} x dp_shard {p.dp_shard} x tp {p.tp} x pp {p.pp} x cp {p.cp}), "

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.predict import predict
 from sim.setting.bind import bind
 from topologies.errors import BadInput
 
@@ -37,3 +38,14 @@ def test_files_of_machines_and_of_clusters(tmp_path: Path) -> None:
     assert f'("8x {tmp_path / "node.toml"}")' in str(said.value)
     with pytest.raises(BadInput, match=r"our pod, half of it has 16\. Use more machines or a smaller plan"):
         bind(PLAN, str(tmp_path / "pod.toml"))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "told"),
+    [({"pp": 64}, "12 layers do not make 64 stages"), ({"tp": 5, "dp_replicate": 8}, "tp = 5 does not divide mlp width")],
+)
+def test_what_no_machine_mends_is_said_first(parallel: dict[str, int], told: str) -> None:
+    """With more machines, as the message would have it, the plan were refused for another reason."""
+    for machine in ("dgx-h100", "8x dgx-h100"):
+        with pytest.raises(BadInput, match=told):
+            predict({"model": "gpt2-124m", "batch": {"micro": 1, "global": 64}, "parallel": parallel}, machine)
