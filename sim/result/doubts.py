@@ -47,7 +47,7 @@ def _idle_nodes(setting: Setting) -> Iterator[str]:
     used = topology.nodes_of(world)
     if used < topology.nodes:
         yield (
-            f"the plan's {world} ranks leave {topology.nodes - used} of {topology.nodes} nodes of {topology.name} without one: more ranks are "
+            f"the plan's {f'{world} ranks leave' if world > 1 else 'one rank leaves'} {topology.nodes - used} of {topology.nodes} nodes of {topology.name} without one: more ranks are "
             "parallel.dp_shard or dp_replicate (and batch.global), or name a smaller machine"
         )
 

@@ -27,6 +27,7 @@ def said(plan: dict[str, Any], on: str, *edits: str) -> list[str]:
     ("plan", "on", "edits", "words"),
     [
         ({"parallel": {"dp_shard": 8}}, "3x dgx-h100", (), "8 ranks leave 2 of 3 nodes of 3x dgx-h100 without one"),
+        ({}, "4x dgx-h100", (), "the plan's one rank leaves 3 of 4 nodes"),
         ({"parallel": {"tp": 16}}, "2x dgx-h100", (), "tp = 16: ranks 0 to 15 lie on 2 nodes.* use tp = 8 at most"),
         (
             {"model": EXPERTS, "parallel": {"dp_replicate": 96, "ep": 32}, "batch": {"global": 96, "micro": 1}},
@@ -51,7 +52,7 @@ def said(plan: dict[str, Any], on: str, *edits: str) -> list[str]:
             r"megatron-core splits them over tp = 2 too .*parallel.etp = 2 predicts that",
         ),
     ],
-    ids=["idle nodes", "wide tp", "astride", "placement", "captured", "adapters", "undecoded", "for nothing", "whole experts"],
+    ids=["idle nodes", "one rank", "wide tp", "astride", "placement", "captured", "adapters", "undecoded", "for nothing", "whole experts"],
 )  # fmt: skip
 def test_what_is_hardly_meant_is_said(plan: dict[str, Any], on: str, edits: tuple[str, ...], words: str) -> None:
     assert [text for text in said(plan, on, *edits) if re.search(words, text)], said(plan, on, *edits)
