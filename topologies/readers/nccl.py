@@ -129,7 +129,7 @@ class System:
 
 def read_system(text: str, name: str, gpu: str) -> Imported:
     """A machine from NCCL's XML. `gpu`: the catalog key, where the file does not tell it. Raises `BadInput`."""
-    root = parse(text, name)
+    root = parse(text, f"{name}.xml")  # a dump is a file, called as the machine that is made of it
     if root.tag == "graphs":
         from topologies.readers.ncclgraph import read_graphs
 

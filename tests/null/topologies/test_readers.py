@@ -340,3 +340,9 @@ def test_toml_comes_back(document: dict[str, object]) -> None:
 def test_boards_of_four_sxm_parts_have_no_switches(gpus: int, table: dict[str, object]) -> None:
     found = assumed_nvlink("a100-sxm-80gb", gpus, notes := [])
     assert found == ({"nvlink": table} if table else {}) and len(notes) == bool(table)
+
+
+def test_a_broken_file_is_called_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "t.xml").write_text("<system><cpu></system>")
+    with pytest.raises(BadInput, match=r"^t\.xml is not valid XML"):
+        read_file(tmp_path / "t.xml")
