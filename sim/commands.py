@@ -62,7 +62,7 @@ def _predict(app: typer.Typer, desk: Desk) -> None:
         without: Without = None,
         calibration: Calibrated = None,
         costs: Annotated[str, typer.Option(help="fitted, or tables: measured kernels of the package aiconfigurator-core")] = "fitted",
-        steps: Annotated[int, typer.Option(help="Optimizer steps to simulate, two at least", min=1)] = 3,
+        steps: Annotated[int, typer.Option(help="Optimizer steps to simulate at least; two are in any case", min=1)] = 3,
         out: Out = None,
         as_json: AsJson = False,
     ) -> None:

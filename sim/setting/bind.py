@@ -75,9 +75,8 @@ def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Pa
     plan = load_plan(plan)
     machine = load_topology(topology, edits)
     if plan.world > machine.gpus:
-        layout(
-            network_of(plan, framework_of(plan)), plan
-        )  # what no machine mends is said first: tp that divides nothing, stages without a layer
+        # What no machine mends is said first: tp that divides nothing, stages without a layer.
+        layout(network_of(plan, framework_of(plan)), plan)
         p = plan.parallel
         raise BadInput(
             f"the plan needs {plan.world} ranks (dp_replicate {p.dp_replicate} x dp_shard {p.dp_shard} x tp {p.tp} x pp {p.pp} x cp {p.cp}), "
