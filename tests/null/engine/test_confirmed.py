@@ -233,7 +233,7 @@ def test_where_more_ranks_are_simulated_rounds_are_worth_it_sooner(monkeypatch: 
     broken = bind(plan, MACHINE, ("slow=r0:0.8",))
     assert rounds_of(bind(plan, MACHINE)) is None
     found, seen = _counts(broken, monkeypatch)
-    assert max(seen[0]) < 32 and found == pytest.approx(whole(broken), rel=1e-4)
+    assert max(seen[0]) < 32 and found == pytest.approx(whole_step(broken), rel=1e-4)
 
 
 @pytest.mark.no_cover
