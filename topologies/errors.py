@@ -40,9 +40,12 @@ class UnitError(BadInput):
 
 
 class UnknownName(BadInput):
-    """A name that does not exist, with the nearest that does. `meant`: names that are known to be what it stands for; the others then go unsaid."""
+    """A name that does not exist, with the nearest that does. `meant`: names that are known to be what it stands for; the others then go
+    unsaid, unless `every` of them is to be shown."""
 
-    def __init__(self, what: str, name: str, allowed: Iterable[str], where: str = "", meant: Iterable[str] = ()) -> None:
+    def __init__(
+        self, what: str, name: str, allowed: Iterable[str], where: str = "", meant: Iterable[str] = (), every: bool = False
+    ) -> None:
         names = sorted(set(allowed))
         small = name[:80].lower()  # all names are
         holding = sorted((one for one in names if len(name) > 2 and small in one), key=len)  # h100: dgx-h100 before gh200
@@ -51,7 +54,7 @@ class UnknownName(BadInput):
         place = f" in {where}" if where else ""
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         shown = ", ".join(names[:24]) + (f", ... ({len(names)} in all)" if len(names) > 24 else "")
-        super().__init__(f"unknown {what} '{name[:80]}'{place}.{hint}" + ("" if known else f" Allowed: {shown}"))
+        super().__init__(f"unknown {what} '{name[:80]}'{place}.{hint}" + ("" if known and not every else f" Allowed: {shown}"))
         self.name, self.near = name, near
 
 

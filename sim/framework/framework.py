@@ -100,7 +100,7 @@ def _shipped(name: str, below: tuple[str, ...] = ()) -> Framework:
                 f'framework "{name[:80]}": one of your own is a table in the plan, [framework] with base = "pytorch" and what differs'
             )
         meant = ("pytorch-amp", "pytorch") if name.lower() in _ON_PYTORCH else ()
-        raise UnknownName("framework", name, known, f"sim/framework/known/{below[-1]}.toml" if below else "", meant)
+        raise UnknownName("framework", name, known, f"sim/framework/known/{below[-1]}.toml" if below else "", meant, every=True)
     if name in below:
         raise BadInput(f'sim/framework/known/{below[-1]}.toml: base = "{name}" leads back to it. Give one that is whole, e.g. "pytorch"')
     tree = {"name": name} | tomllib.loads(known[name].read_text("utf-8"))
