@@ -13,6 +13,7 @@ Every error that is raised on purpose is a `SteptwinError`:
         BadInput            what was written cannot be used: what, where, what is allowed
             UnitError       a size, rate, time or number that cannot be read
             UnknownName     a key, plan or machine that does not exist; `near` has the nearest
+            Disconnected    ranks of a machine that do not reach each other
             Refused         understood, but not supported in this combination
                 NoRoom      no plan that was asked for fits into memory
         RunFailed           a run on devices ended early; `partial` is where what was measured is
@@ -31,7 +32,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from topologies.errors import BadInput, NoRoom, Refused, RunFailed, SteptwinError, UnitError, UnknownName
+from topologies.errors import BadInput, Disconnected, NoRoom, Refused, RunFailed, SteptwinError, UnitError, UnknownName
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     Prices: TypeAlias = Mapping[str, float] | str | Path
 
 __version__ = "0.1.0"
-__all__ = ["BadInput", "Jitter", "NoRoom", "Refused", "RunFailed", "SteptwinError", "UnitError", "UnknownName", "capacity", "compare", "explain", "faults",
+__all__ = ["BadInput", "Disconnected", "Jitter", "NoRoom", "Refused", "RunFailed", "SteptwinError", "UnitError", "UnknownName", "capacity", "compare", "explain", "faults",
            "jobs", "main", "marked", "plan", "predict", "run", "spread", "sweep", "topology", "twin"]  # fmt: skip
 T = TypeVar("T")
 

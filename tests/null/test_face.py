@@ -27,7 +27,7 @@ from sim.predict import predict
 from topologies.errors import SteptwinError
 
 PLAN = {"model": "gpt2-124m", "seq_len": 256, "parallel": {"dp_replicate": 4}}
-ERRORS = ("BadInput", "NoRoom", "Refused", "RunFailed", "UnitError", "UnknownName")
+ERRORS = ("BadInput", "Disconnected", "NoRoom", "Refused", "RunFailed", "UnitError", "UnknownName")
 
 
 def below(kind: type) -> Iterator[type]:
