@@ -48,9 +48,11 @@ def load_model(name_or_path: str) -> ModelSpec:
 
 def _shipped(name: str) -> str:
     """The shipped name of a model, "" where there is none: meta-llama/Llama-3.1-8B-Instruct without its owner, and what it was tuned for, which
-    changes no layer."""
-    names, plain = _plain_names(), _plain(name.rpartition("/")[2])
-    return names.get(plain) or names.get(re.sub(r"(hf|chat|instruct|base)+$", "", plain), "")
+    changes no layer; mistralai/Mixtral-8x7B-v0.1 without the number of a first version."""
+    plain = _plain(name.rpartition("/")[2])
+    untuned = re.sub(r"(hf|chat|instruct|base)+(v[\d.]+)?$", r"\2", plain)
+    first = re.sub(r"v(0\.1|1\.0)$", "", untuned)
+    return next((_plain_names()[one] for one in (plain, untuned, first) if one in _plain_names()), "")
 
 
 @cache

@@ -26,13 +26,17 @@ def test_a_base_lends_what_the_table_does_not_say() -> None:
     [
         ("meta-llama/Llama-3.1-8B-Instruct", "llama3.1-8b"), ("meta-llama/Llama-2-7b-chat-hf", "llama2-7b"), ("deepseek-ai/DeepSeek-V3-Base", "deepseek-v3"),
         ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b"), ("google-t5/t5-base", "t5-base"), ("Llama 3 8B", "llama3-8b"),
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b"), ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"), ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
     ],
 )  # fmt: skip
 def test_a_model_is_found_by_its_name_on_the_hub(written: str, shipped: str) -> None:
     assert load_model(written) == load_model(shipped)
 
 
-@pytest.mark.parametrize("written", ["google-t5/t5", "meta-llama/Llama-3-8B-Vision", "Qwen/Qwen2.5-72B-Instruct-AWQ", "instruct", "a/"])
+@pytest.mark.parametrize(
+    "written",
+    ["google-t5/t5", "meta-llama/Llama-3-8B-Vision", "Qwen/Qwen2.5-72B-Instruct-AWQ", "mistralai/Mistral-7B-v0.2", "instruct", "a/"],
+)
 def test_a_name_that_says_more_is_no_shipped_models(written: str) -> None:
     with pytest.raises(UnknownName):
         load_model(written)
