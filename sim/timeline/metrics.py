@@ -44,10 +44,10 @@ class Breakdown(msgspec.Struct, frozen=True):
         return float(sum(msgspec.structs.asdict(self).values()))
 
 
-def _last_ends(trace: Trace) -> dict[int, float]:
+def _last_ends(spans: Iterable[Span]) -> dict[int, float]:
     """By step, when its last op on a training thread or a device lane ends."""
     ends: dict[int, float] = {}
-    for span in trace.spans:
+    for span in spans:
         if span.thread == "host" and span.kind not in EVENTS and span.end > ends.get(span.step, -math.inf):
             ends[span.step] = span.end
     return ends
@@ -55,7 +55,7 @@ def _last_ends(trace: Trace) -> dict[int, float]:
 
 def step_ends(trace: Trace) -> list[float]:
     """When each step has ended on every rank, and those before it."""
-    ends = _last_ends(trace)
+    ends = _last_ends(trace.spans)
     last, found = 0.0, []
     for step in sorted(ends):
         last = max(last, ends[step])
@@ -65,7 +65,7 @@ def step_ends(trace: Trace) -> list[float]:
 
 def step_numbers(trace: Trace) -> list[int]:
     """What its steps are called, in order: those of `step_times`."""
-    return sorted(_last_ends(trace))
+    return sorted(_last_ends(trace.spans))
 
 
 def loaded_until(trace: Trace) -> float:
@@ -127,12 +127,8 @@ def breakdown(trace: Trace) -> Breakdown:
 
 def _own_step(spans: list[Span], number: int, longest: float) -> tuple[float, float]:
     """Begin and end of a rank's own step: from when it has ended those before, no more than the `longest` seconds."""
-    before = last = 0.0
-    for span in spans:
-        if span.step <= number and span.end > last and span.thread == "host" and span.kind not in EVENTS:
-            last = span.end
-        if span.step < number and span.end > before and span.thread == "host" and span.kind not in EVENTS:
-            before = span.end
+    ends = _last_ends(spans)
+    before, last = (max((end for step, end in ends.items() if step < least), default=0.0) for least in (number, number + 1))
     return max(before, last - longest), last
 
 
