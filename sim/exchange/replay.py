@@ -81,7 +81,8 @@ def run_traces(
         calibration: what gloo's collectives took on this CPU host, as `steptwin probe` measured it.
 
     Raises `BadInput` when the machine is too small, a group is not known, or ranks disagree about what they exchange, `Refused` for a
-    calibration on a machine with GPUs, `UnknownName` for the framework that the traces name, whose habits the collectives have (PyTorch's where they name none).
+    calibration on a machine with GPUs, `UnknownName` for the framework that the traces name, whose habits the collectives have (PyTorch's
+    where they name none).
     """
     machine = load_topology(topology)
     world = len(workload.ranks)

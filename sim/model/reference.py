@@ -1,4 +1,5 @@
-"""A frozen copy of the model that runs first, or the model without its adapters: direct preference optimization's reference (Rafailov et al. 2023, equation 7).
+"""A frozen copy of the model that runs first, or the model without its adapters: direct preference optimization's reference (Rafailov et al. 2023,
+equation 7).
 
 Each sequence of a pair (chosen, rejected) goes through the copy without autograd, then through the model that is trained; both give the log-probability
 of each token, as a cross-entropy does, whose sums over a sequence are compared: kernels of a number for each sequence.

@@ -54,7 +54,8 @@ def step_of(setting: Setting, coarse: bool = False) -> float:
 
 
 def whole_step(setting: Setting) -> float:
-    """Seconds of one optimizer step with all its micro-batches: what `predict` says, output apart, and tests hold `confirmed` against. Raises `BadInput` and its kinds."""
+    """Seconds of one optimizer step with all its micro-batches: what `predict` says, output apart, and tests hold `confirmed` against. Raises
+    `BadInput` and its kinds."""
     return _mean(setting, lambda one: Run(one).whole())
 
 

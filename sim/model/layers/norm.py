@@ -26,7 +26,8 @@ def norm(
 ) -> Part:
     """LayerNorm or RMSNorm of `rows` x `width`; under `compile` it takes the residual add before it into its kernel.
 
-    `weight`, `bias`: what of it is learned; torch has no bias without a weight (nn.LayerNorm(elementwise_affine=False)). Where the framework copies the residual stream to fp32 for its fused kernel, that copy is kept.
+    `weight`, `bias`: what of it is learned; torch has no bias without a weight (nn.LayerNorm(elementwise_affine=False)). Where the
+    framework copies the residual stream to fp32 for its fused kernel, that copy is kept.
     """
     e = es or share.es
     elements = rows * width

@@ -18,7 +18,8 @@ from topologies.edits import is_edit
 
 CLOSE = 1.01
 """Plans within this factor of the best of their kind are simulated whole before one is called the best. What was simulated in short is hardly ever
-further off, but for experts over nodes and short steps of ZeRO-3 in a pipeline (up to 6 % too fast); where it is, what it had put aside comes back (`sweep`)."""
+further off, but for experts over nodes and short steps of ZeRO-3 in a pipeline (up to 6 % too fast); where it is, what it had put aside comes
+back (`sweep`)."""
 _TRAINED = ("model", "seq_len", "task", "on")
 _FIRST = 5
 """Plans of which a report shows where their steps go."""
