@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from executor.profiles.beside import kernels, messages
 from executor.profiles.event import Event
 from executor.profiles.host import HostThreads, gaps
-from executor.training.models.build import part_name, parts_of
+from executor.training.models.names import part_name, parts_of
 from sim.trace import Span
 
 _DAY = 86_400 * 10**9

@@ -13,7 +13,7 @@ from executor.kernels.bodies import dtype_of
 
 def reduced_in(dtype: str, model: DistributedDataParallel) -> DistributedDataParallel:
     """The model with gradients that travel in `dtype`, where they are of another one."""
-    if all(parameter.dtype == dtype_of(dtype) for parameter in model.parameters()):
+    if all(parameter.dtype == dtype_of(dtype) for parameter in model.parameters() if parameter.requires_grad):
         return model
     hook = default_hooks.fp16_compress_hook if dtype == "fp16" else bf16
     model.register_comm_hook(model.process_group, hook)

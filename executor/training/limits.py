@@ -48,7 +48,7 @@ def check_quiet(plan: Plan) -> None:
 def _of_the_step(plan: Plan) -> Refusals:
     p, habits = plan.parallel, framework_of(plan)
     return (
-        (plan.task not in ("train", "forward"), f'task = "{plan.task}": stock training trains all parameters of one model. {PLAY}'),
+        (plan.task == "dpo", f'task = "dpo": stock training has no reference model. {PLAY}'),
         (plan.task == "forward" and p.pp > 1, f'task = "forward" through a pipeline is not done by the stock run. {PLAY}'),
         (
             plan.precision not in ("fp32", "tf32", "bf16", "fp16"),
@@ -154,6 +154,10 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             'larger batch.global, a smaller batch.micro or schedule = "gpipe"',
         ),
         (p.pp > 1 and getattr(spec, "tied", False), f"an embedding tied across pipeline stages. {PLAY}"),
+        (
+            getattr(spec, "lora", None) is not None and (p.tp * p.pp * p.ep > 1 or not isinstance(spec, Decoder)),
+            f"adapters (lora) are trained beside decoders of text that each rank has whole or under FSDP2. Use tp = 1, pp = 1 and ep = 1, or: {PLAY}",
+        ),
     )
 
 
@@ -292,7 +296,7 @@ def _check_decoder(plan: Plan, spec: Decoder) -> None:
     if spec.moe is not None:
         _check_experts(plan, spec, spec.moe)
     asked = {
-        "mamba": spec.mamba, "lora": spec.lora, "mla.index": spec.mla and spec.mla.index, "sinks": spec.sinks, "window": 0 < spec.window < seq,
+        "mamba": spec.mamba, "lora.base": spec.lora and spec.lora.base, "mla.index": spec.mla and spec.mla.index, "sinks": spec.sinks, "window": 0 < spec.window < seq,
         "pattern": spec.pattern, "mtp": spec.mtp, "mixers": set(spec.mixers) - {"X", "*"}, "gated_attention": spec.gated_attention,
         "rope_scaled": spec.rope_scaled, "position = alibi": spec.position == "alibi",
         "capped_scores with attention = flash": spec.capped_scores and attention_of(framework_of(plan), spec) == "flash",

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from executor.training.models.build import ends_of
+from executor.training.models.names import ends_of
 from executor.training.parallelize import alike
 from sim.framework.framework import Framework
 from sim.optimizers import OPTIMIZERS

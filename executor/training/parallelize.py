@@ -20,8 +20,8 @@ from executor.kernels.bodies import dtype_of
 from executor.ranks.world import NCCL, World
 from executor.training.expert_parallel import EXPERTS, HELD, divided_by, gather_ahead, ranks_of, split_experts, units_of
 from executor.training.hooks import reduced_in
-from executor.training.models.build import ends_of
 from executor.training.models.experts import Product
+from executor.training.models.names import ends_of
 from executor.training.unfilled import filled, unfilled
 from sim.framework.chosen import sharded_alone, zero_of
 from sim.framework.framework import Framework
@@ -206,9 +206,9 @@ def whole(value: Tensor) -> Tensor:
 
 
 def alike(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Parameters in groups of one kind: foreach kernels take no mixture of plain and distributed tensors, nor of meshes."""
+    """Parameters that are trained in groups of one kind: foreach kernels take no mixture of plain and distributed tensors, nor of meshes."""
     groups: dict[str, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
+    for parameter in (one for one in model.parameters() if one.requires_grad):
         groups.setdefault(str(getattr(parameter, "device_mesh", "plain")), []).append(parameter)
     return list(groups.values())
 

@@ -18,7 +18,7 @@ class Mixed:
 
     def __init__(self, plan: Plan, habits: Framework, kind: str) -> None:
         self._kind = kind
-        self._dtype = dtype_of(plan.precision) if habits.precision.autocast else None
+        self._dtype = dtype_of(plan.precision) if habits.precision.autocast or habits.precision.wide_adapters else None
         scales = self._dtype is torch.float16
         self._scaler = torch.amp.GradScaler(kind, enabled=scales) if scales else None
 

@@ -16,6 +16,7 @@ from executor.kernels.bodies import dtype_of
 from executor.ranks.world import World, set_precision
 from executor.training.examples import Pair
 from executor.training.handover import Handover
+from executor.training.models.adapters import widen
 from executor.training.models.build import loss_of, memory_format, model_for, pack, reads_ids
 from executor.training.optimizers import optimizer_of
 from executor.training.outer import outer_of
@@ -57,7 +58,11 @@ class Trainer:
             model = model_for(self.spec, self.habits, self.seq, plan.parallel.tp)
         pack(model, plan.data.document)
         self.format = memory_format(self.spec, self.habits, world.kind)
-        self.inner = model.to(dtype_of(self.habits.precision.param_dtype), memory_format=self.format)  # type: ignore[call-overload]
+        wide = self.habits.precision.wide_adapters and not self.habits.precision.autocast
+        dtype = dtype_of(plan.precision if wide else self.habits.precision.param_dtype)
+        self.inner = model.to(dtype, memory_format=self.format)  # type: ignore[call-overload]
+        if wide:
+            widen(model)
         if self.habits.precision.master:  # as the optimizer reads them: FSDP2 casts what it gathers, but no buffers
             for parameter in model.parameters():
                 parameter.data = parameter.data.float()
@@ -142,6 +147,8 @@ class Trainer:
                     with parallel_loss(self.plan.parallel.tp > 1):
                         self.mixed.scaled(loss).backward()  # type: ignore[no-untyped-call]
             value = whole(loss.detach())
+            if self.habits.optimizer.reads_losses:
+                value.isfinite().item()
             total = value if count == 1 else total + value
         return total
 

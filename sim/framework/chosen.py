@@ -10,6 +10,7 @@ from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 
 _HALVES = ("bf16", "fp16")
+_KEPT = ("param_dtype", "grad_dtype", "reduce_dtype")
 
 
 def framework_of(plan: Plan) -> Framework:
@@ -21,7 +22,7 @@ def framework_of(plan: Plan) -> Framework:
         **_said(said),
         attention=_said({"implementation": plan.attention, "biased": plan.attention}),
         optimizer=_said({"implementation": o.implementation, "clip": o.clip}),
-        precision=_dtypes(base, plan.precision) | (_AUTOCAST if _alone(plan, base) else {}),
+        precision=_dtypes(base, plan.precision) | (_AUTOCAST if _alone(plan, base) else {}) | _adapters(plan, base),
     )
     if found.compile and found.data_parallel.gradients_at_end:  # and the division of the sums is fused with what reads them
         found = found.but(data_parallel={"overlap_grad": False, "prescales": False})
@@ -38,16 +39,21 @@ def _alone(plan: Plan, base: Framework) -> bool:
     return plan.parallel.tp * plan.parallel.pp * plan.parallel.cp == 1 and not sharding_of(plan, base)[0]
 
 
+def _adapters(plan: Plan, base: Framework) -> dict[str, Any]:
+    """What is trained is fp32 where adapters alone are, and are so (`Precision.wide_adapters`)."""
+    wide = base.precision.wide_adapters and plan.task == "lora" and plan.precision in _HALVES and sharding_of(plan, base)[0] < 3
+    return {"wide_adapters": wide} | (dict.fromkeys(_KEPT, "fp32") if wide else {})
+
+
 def _said(words: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in words.items() if value is not None}
 
 
 def _dtypes(base: Framework, precision: str) -> dict[str, Any]:
     """32 bits have no copies; a framework's file says how wide its 16 bits are, which they are the plan."""
-    kept = ("param_dtype", "grad_dtype", "reduce_dtype")
     if precision in ("fp32", "tf32"):
-        return {**dict.fromkeys(kept, "fp32"), "master": False, "autocast": False, "sums_apart": False}
-    return {field: precision for field in kept if precision in _HALVES and getattr(base.precision, field) in _HALVES}
+        return {**dict.fromkeys(_KEPT, "fp32"), "master": False, "autocast": False, "sums_apart": False}
+    return {field: precision for field in _KEPT if precision in _HALVES and getattr(base.precision, field) in _HALVES}
 
 
 def _reducing_in(framework: Framework, dtype: str) -> Framework:

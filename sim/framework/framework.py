@@ -19,8 +19,10 @@ from sim.framework.sharing import DataParallel, Pipeline, TensorParallel
 from sim.framework.updating import Precision, Updates
 from topologies.errors import BadInput, UnknownName
 
-_ON_PYTORCH = ("accelerate", "ddp", "fsdp", "huggingface", "lightning", "peft", "timm", "transformers", "trl")
+_ON_PYTORCH = ("accelerate", "ddp", "fsdp", "lightning", "timm")
 """What trains PyTorch's modules by PyTorch's own means: under autocast (bf16 = True), or with weights in 16 bits."""
+_OF_TRANSFORMERS = ("axolotl", "hf", "llama-factory", "peft", "transformers", "trl")
+"""What trains transformers' models in its Trainer."""
 HostKind = Literal["python", "te", "te-graphs", "light", "graph"]
 
 
@@ -99,8 +101,13 @@ def _shipped(name: str, below: tuple[str, ...] = ()) -> Framework:
             raise BadInput(
                 f'framework "{name[:80]}": one of your own is a table in the plan, [framework] with base = "pytorch" and what differs'
             )
-        meant = ("pytorch-amp", "pytorch") if name.lower() in _ON_PYTORCH else ()
-        raise UnknownName("framework", name, known, f"sim/framework/known/{below[-1]}.toml" if below else "", meant, every=True)
+        meant = {
+            **dict.fromkeys(_ON_PYTORCH, ("pytorch-amp", "pytorch")),
+            **dict.fromkeys(_OF_TRANSFORMERS, ("huggingface", "huggingface-amp")),
+        }
+        raise UnknownName(
+            "framework", name, known, f"sim/framework/known/{below[-1]}.toml" if below else "", meant.get(name.lower(), ()), every=True
+        )
     if name in below:
         raise BadInput(f'sim/framework/known/{below[-1]}.toml: base = "{name}" leads back to it. Give one that is whole, e.g. "pytorch"')
     tree = {"name": name} | tomllib.loads(known[name].read_text("utf-8"))

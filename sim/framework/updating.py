@@ -21,6 +21,9 @@ class Precision(Habits, frozen=True, kw_only=True):
     low_stream: bool = False
     """autocast keeps norms, softmax and the residual stream between two products in 16 bits (OneFlow's auto_mixed_precision_lists.cpp: the
     gray list); else they return fp32."""
+    wide_adapters: bool = False
+    """Adapters are fp32 beside weights of 16 bits, where no rank has a part of a parameter: each casts its input to fp32, and autocast casts that
+    and the adapter back for their products (PEFT 0.12 and later: autocast_adapter_dtype; tuners/lora/layer.py, Linear.forward)."""
     param_dtype: Dtype = "bf16"
     """What forward reads; with `master` an fp32 copy lives in the optimizer."""
     master: bool = False
@@ -68,5 +71,8 @@ class Updates(Habits, frozen=True, kw_only=True):
     """The host reads the gradients' norm before it clips them; Megatron's does anyway."""
     reads_loss: bool = False
     """The host reads the loss before anything of the update."""
+    reads_losses: bool = False
+    """The host reads the loss of each micro-batch behind its backward, in no pipeline: asking whether it is finite (transformers.Trainer:
+    logging_nan_inf_filter, on by default)."""
     zeroes_gradients: bool = False
     """Gradients are kept from step to step: zeros are written to each, and the new one is added (torch.optim's zero_grad before PyTorch 2.0)."""

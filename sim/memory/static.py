@@ -111,7 +111,7 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
         return _unsharded(plan, framework, chunks, tied) + _packed(plan, framework, zero) * train
     blocks = [block for chunk in chunks for _, block in chunk]
     found = 0.0
-    if framework.precision.autocast:
+    if framework.precision.autocast or framework.precision.wide_adapters:
         found += 2.0 * _copied(plan, chunks)
     summed, sent = train and ranks > 1 and plan.update.summed, BYTES[framework.precision.reduce_dtype]
     habits = framework.data_parallel

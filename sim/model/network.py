@@ -124,7 +124,15 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
     build = getattr(import_module(f"sim.model.{found[0]}"), found[1])
     choices = () if isinstance(model, _WITHOUT_ATTENTION) else (attention,)
     blocks: Blocks = build(model, shape, framework, *choices)
-    return blocks
+    return blocks if getattr(model, "lora", None) is None else _adapted(blocks, framework, getattr(model, "parallel_block", False))
+
+
+def _adapted(blocks: Blocks, framework: Framework, beside: bool) -> Blocks:
+    """Of a model whose adapters alone are trained."""
+    from sim.model.layers.lora import base_in_halves, begun
+
+    narrow = framework.precision.wide_adapters and not framework.precision.autocast
+    return begun(base_in_halves(blocks) if narrow else blocks, beside)
 
 
 _PLAIN = Framework(name="count", source="counting only")

@@ -251,7 +251,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stored_apart(self) -> bool:
         """Do some of its parameters lie in a form of their own (packed in four bits)?"""
-        return any(part.stored for block in self.kinds for part in block.parts)
+        return any(0.0 < part.stored < 1.0 for block in self.kinds for part in block.parts)
 
     @property
     def ends_tied(self) -> bool:

@@ -6,7 +6,7 @@ Blocks are those of the simulator (`embed`, `L0` ..., `head`), direct children o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import import_module
 
 import torch
@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from executor.training.models import decoder, encdec, encoder, latent, sight, stacks, tiles, unet
-from executor.training.models.experts import Experts, Shared
-from executor.training.models.parts import Core
+from executor.training.models.adapters import adapt
+from executor.training.models.parts import Core, write_norms_out
 from sim.framework.framework import Framework
 from sim.model.language.decoder import kind_of
 from sim.model.specs.decoder import Decoder
@@ -25,47 +25,6 @@ from sim.model.specs.vlm import VisionLanguage
 
 Output = Tensor | tuple[Tensor, ...]
 Blocks = Iterable[tuple[str, nn.Module]]
-
-PARTS = {
-    "tokens": "embed.tokens",
-    "qkv": "attn.qkv",
-    "q": "attn.q",
-    "kv_proj": "attn.kv",
-    "q_down": "attn.q_down",
-    "q_norm": "attn.q_norm",
-    "q_up": "attn.q_up",
-    "k_norm": "attn.k_norm",
-    "kv_down": "attn.kv_down",
-    "kv_norm": "attn.kv_norm",
-    "kv_up": "attn.kv_up",
-    "rope": "attn.rope",
-    "join": "attn.join",
-    "core": "attn.core",
-    "proj": "attn.proj",
-    "post1": "attn.post_norm",
-    "post2": "mlp.post_norm",
-    "up": "mlp.up",
-    "act": "mlp.act",
-    "down": "mlp.down",
-    "scale1": "attn.scale",
-    "scale2": "mlp.scale",
-    "logits": "head.logits",
-    "cap": "head.cap",
-    "norm": "head.norm",
-    "loss": "head.loss",
-}
-"""Submodule of a transformer's layer -> part's name in `sim.model`, where they differ."""
-
-
-_ENDS = {"embed", "stem", "target", "patches", "middle", "head"}
-"""Blocks that are no layers."""
-
-
-def ends_of(names: Iterable[str]) -> set[str]:
-    """Of the names of a model's blocks those that are no layers: its beginning and its head. Plain stacks begin with a stage."""
-    given = set(names)
-    between = {name for name in given if name.startswith(("merger", "deepstack"))}
-    return given & _ENDS | between | (given & {"S0"} if not given & {"embed", "stem"} else set())
 
 
 class Model(nn.Sequential):
@@ -136,16 +95,25 @@ def pack(model: Model, document: int) -> None:
 
 
 def model_for(spec: ModelSpec, habits: Framework, seq: int, tp: int = 1) -> Model:
-    """The torch model of a spec."""
+    """The torch model of a spec, with the adapters that it has, as the framework writes it."""
+    model = _kind_of(spec)(spec, habits, seq, tp)
+    if not habits.elementwise.fused_norm:
+        write_norms_out(model)
+    if isinstance(spec, Decoder) and spec.lora is not None:
+        adapt(model, spec.lora)
+    return model
+
+
+def _kind_of(spec: ModelSpec) -> type[Model]:
     if isinstance(spec, Encoder) and spec.head in ("pretraining", "masked"):
-        return Masked(spec, habits, seq)
+        return Masked
     if isinstance(spec, EncDec):
-        return Translated(spec, habits, seq)
+        return Translated
     if isinstance(spec, VisionLanguage):
-        return Sighted(spec, habits, seq)
+        return Sighted
     if isinstance(spec, UNet):
-        return Levels(spec, habits, seq)
-    return Model(spec, habits, seq, tp)
+        return Levels
+    return Model
 
 
 def blocks_of(spec: ModelSpec, habits: Framework, seq: int, tp: int) -> Blocks:
@@ -201,25 +169,6 @@ def loss_of(spec: ModelSpec, output: Output, target: Tensor) -> Tensor:
 
 def _cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(scores.reshape(-1, scores.shape[-1]).float(), target.reshape(-1))
-
-
-def parts_of(block: nn.Module, within: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """A block's parts by their path in it: its submodules; of experts theirs, with `moe.` before them."""
-    for name, child in block.named_children():
-        if isinstance(child, (Experts, Shared)):
-            yield from parts_of(child, f"{within}{name}.")
-        else:
-            yield f"{within}{name}", child
-
-
-def part_name(path: str) -> str:
-    """`L3.qkv.each.0` -> `L3.attn.qkv`; `S0__1.conv1` -> `S0.1.conv1`; `embed.tokens`, `head.norm` and `L3.moe.shared.up` as they are."""
-    names = [name.replace("__", ".") for name in path.split(".")]
-    if names[1:2] == ["moe"]:
-        return ".".join(names)
-    if len(names) < 2 or names[0] in _ENDS:
-        return ".".join(names[:2])
-    return f"{names[0]}.{PARTS.get(names[1], names[1]) if names[0][0] in 'LV' else names[1]}"
 
 
 def images(spec: ModelSpec) -> bool:

@@ -133,6 +133,29 @@ def make_norm(kind: str, width: int, bias: bool = True, weight: bool = True) -> 
     return nn.LayerNorm(width, elementwise_affine=weight, bias=bias)
 
 
+class WrittenOut(nn.Module):
+    """RMSNorm as transformers writes it (LlamaRMSNorm): in fp32, operator by operator."""
+
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        super().__init__()
+        assert norm.eps is not None
+        self.weight, self.eps = norm.weight, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        out = wide.to(x.dtype)
+        return out if self.weight is None else self.weight * out
+
+
+def write_norms_out(model: nn.Module) -> None:
+    """Each RMSNorm of the model as `WrittenOut`."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.RMSNorm):
+                setattr(module, name, WrittenOut(child))
+
+
 class Dropout(nn.Dropout):
     """None for a share of 0: the module is there, but launches nothing."""
 

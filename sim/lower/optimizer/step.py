@@ -105,10 +105,9 @@ def _sums(job: Job, share: Share) -> list[Op]:
     axes = [*(["fsdp"] if job.zero and not rebuilds(job) else []), "tp", "pp"]
     if job.size("ep") > 1 and not job.zero and job.network.has_experts:
         axes.append("ep")
+    stacked = round(_read(job)[0] * share.tensors)  # as wide as the gradients
     sizes = {
-        axis: 4 * share.tensors if job.framework.tensor_parallel.style == "dtensor" and axis != "pp" else 4
-        for axis in axes
-        if job.size(axis) > 1
+        axis: stacked if job.framework.tensor_parallel.style == "dtensor" and axis != "pp" else 4 for axis in axes if job.size(axis) > 1
     }
     return [
         collective(job, f"optimizer/norm.{axis}", COMPUTE, "all_reduce", size, axis, "comm.norm") for axis, size in sizes.items() if size

@@ -16,9 +16,10 @@ FROM_BEFORE = ("delayed", "shared")
 """Scales that are known before the tensor is."""
 
 
-def weight_casts(share: Share, tensors: tuple[int, ...]) -> tuple[list[Work], list[Work]]:
-    """autocast: fp32 weights become 16-bit at each use, and their gradients fp32 again (torch autocast, one kernel a tensor)."""
-    if not share.autocast:
+def weight_casts(share: Share, tensors: tuple[int, ...], always: bool = False) -> tuple[list[Work], list[Work]]:
+    """autocast: fp32 weights become 16-bit at each use, and their gradients fp32 again (torch autocast, one kernel a tensor). `always`: these are,
+    though others are not."""
+    if not (share.autocast or always):
         return [], []
     down: list[Work] = [MemoryBound("cast", 4 * n, 2 * n, share.act) for n in tensors]
     up: list[Work] = [MemoryBound("cast", 2 * n, 4 * n, share.act) for n in tensors]

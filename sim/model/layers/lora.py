@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import weight_casts
-from sim.model.parts import ADAPTER, Part
+from sim.model.parts import ADAPTER, Block, Part, still
 from sim.model.share import Share
 from sim.model.specs.decoder import Decoder, Lora
 from sim.work import Gemm, GroupedGemm, MemoryBound, Work
 from topologies.errors import Refused
 
+Blocks = tuple[tuple[str, Block], ...]
+
 _LATENT = ("attn.q_down", "attn.q_up", "attn.kv_down", "attn.kv_up")
 """Linears of latent attention that make queries, keys and values (NeMo's recipes of DeepSeek adapt each of them)."""
+_AGAIN = "attn.kv_down"
+"""Reads what the first linear of latent attention reads."""
 _CROSSED = ("attn.q", "attn.kv")
-_TARGETS = {"attn.qkv": "qkv", **dict.fromkeys((*_LATENT, *_CROSSED), "qkv"), "attn.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
+TARGETS = {"attn.qkv": "qkv", **dict.fromkeys((*_LATENT, *_CROSSED), "qkv"), "attn.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
+"""Part of a layer -> the word for it among `Lora.targets`."""
 
 
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -41,11 +48,83 @@ def adapt(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
     adapted: list[Part] = []
     for part in parts:
         adapted.append(part)
-        if _TARGETS.get(part.name) in spec.lora.targets:
+        if TARGETS.get(part.name) in spec.lora.targets:
             gemms = [work for work in part.forward if isinstance(work, Gemm)]
             names = [f"{part.name}{ADAPTER}"] if len(gemms) == 1 else [f"{part.name}.{at}{ADAPTER}" for at in range(len(gemms))]
-            adapted += [_adapter(name, gemm, share, spec.lora) for name, gemm in zip(names, gemms, strict=True)]
+            read = share.es if part.normed and not share.framework.compile else share.e
+            made = [_adapter(name, gemm, share, spec.lora, read) for name, gemm in zip(names, gemms, strict=True)]
+            one = spec.parallel_block and not spec.two_norms and part.name == "mlp.up" and "qkv" in spec.lora.targets
+            adapted += [*made[: 1 - one], *(_reading(adapter, gemms[0], share, spec.lora, read) for adapter in made[1 - one :])]
     return adapted
+
+
+def _reading(adapter: Part, base: Gemm, share: Share, lora: Lora, read: int) -> Part:
+    """An adapter of a linear whose input another adapter has kept already, where it makes no copy of its own."""
+    copied = lora.dropout or share.framework.precision.wide_adapters or read > share.e
+    return adapter if copied else replace(adapter, saved=adapter.saved - base.m * base.k * share.e)
+
+
+def begun(blocks: Blocks, beside: bool) -> Blocks:
+    """The blocks without gradients of what lies before the first adapters, and of what these read: autograd begins there, or with what else is
+    trained (a projector of pictures). `beside`: a layer's two branches read the same, and each has a beginning.
+
+    Raises `Refused` where nothing is trained.
+    """
+    for number, (name, block) in enumerate(blocks):
+        first = _first(block.parts)
+        cut = next((at + 1 for at, part in enumerate(block.parts) if part.name.endswith("residual")), 0) if beside else 0
+        lines = (block.parts[:cut], block.parts[cut:])
+        parts = tuple(part for line in lines for part in _begun(line))
+        blocks = (*blocks[:number], (name, replace(block, parts=parts)), *blocks[number + 1 :])
+        if first < len(parts):
+            return blocks
+    raise Refused(
+        "lora.targets: the model has none of these linears (experts have no adapters), so nothing would be trained. Add qkv or proj"
+    )
+
+
+def _first(parts: Sequence[Part]) -> int:
+    """The place of the first part that is trained."""
+    return next((at for at, part in enumerate(parts) if part.tensors and not part.frozen), len(parts))
+
+
+def _begun(parts: Sequence[Part]) -> list[Part]:
+    """A layer, or a branch of it, whose input needs no gradient."""
+    first = last = _first(parts)
+    while parts[last : last + 1] and parts[last].name.endswith(ADAPTER):
+        last += 1
+    found = [*map(still, parts[:first]), *map(_without_input, parts[first:last])]
+    found += [{_AGAIN: still, f"{_AGAIN}{ADAPTER}": _without_input}.get(part.name, _same)(part) for part in parts[last:]]
+    fork = next((at for at in range(last, len(parts)) if parts[at].name.endswith("residual")), None)
+    if last > first and fork is not None:
+        found[fork] = _without_fork(found[fork])
+    return found
+
+
+def _without_input(adapter: Part) -> Part:
+    """All that comes behind the gradient of the narrow product is that of the input's."""
+    behind = next(at for at, work in enumerate(adapter.backward) if isinstance(work, Gemm)) + 1
+    return replace(adapter, backward=adapter.backward[:behind])
+
+
+def _same(part: Part) -> Part:
+    return part
+
+
+def _without_fork(part: Part) -> Part:
+    """The residual stream before it needs no gradient, which would be a sum of two."""
+    last = part.backward[-1] if part.backward else None
+    return replace(part, backward=part.backward[:-1]) if isinstance(last, MemoryBound) and last.what == "add" else part
+
+
+def base_in_halves(blocks: Blocks) -> Blocks:
+    """The blocks with 16-bit elements in all that is frozen, whatever the adapters have (`Precision.wide_adapters`)."""
+    made = {id(block): replace(block, parts=tuple(_halved(part) for part in block.parts)) for _, block in blocks}
+    return tuple((name, made[id(block)]) for name, block in blocks)
+
+
+def _halved(part: Part) -> Part:
+    return replace(part, stored=2.0) if part.frozen and part.tensors and not part.stored else part
 
 
 def freeze(parts: list[Part]) -> list[Part]:
@@ -56,8 +135,8 @@ def freeze(parts: list[Part]) -> list[Part]:
 
 def reread(lora: Lora, share: Share) -> int:
     """Bytes of an element of attention's result that what reads it keeps: the frozen projection none, an adapter all, unless it is dropout's
-    result that it reads."""
-    return 0 if lora.dropout or "proj" not in lora.targets else share.e
+    result or a copy that it reads."""
+    return 0 if lora.dropout or share.framework.precision.wide_adapters or "proj" not in lora.targets else share.e
 
 
 def _still(part: Part) -> Part:
@@ -87,21 +166,31 @@ def _packed(part: Part, share: Share) -> Part:
     )
 
 
-def _adapter(name: str, base: Gemm, share: Share, lora: Lora) -> Part:
+def _adapter(name: str, base: Gemm, share: Share, lora: Lora, read: int) -> Part:
+    """`read`: bytes of an element of what the linear reads. What is wider than products take is cast for them, and so are weights of 32 bits; their
+    gradients take the way back."""
     m, k, n = base.m, base.k, base.n
     r, e, dtype = lora.rank, share.e, share.core
-    drops = lora.dropout > 0
-    forward: list[Work] = [elementwise("dropout", share, m * k, e, e + 1)] * drops
+    drops, wide = lora.dropout > 0, 4 if share.framework.precision.wide_adapters else read
+    widen, narrowed = (
+        [elementwise("cast", share, m * k, read, wide)] * (wide > read),
+        [elementwise("cast", share, m * k, wide, e)] * (wide > e),
+    )
+    down, up = weight_casts(share, (r * k, n * r), always=share.framework.precision.wide_adapters)
+    forward: list[Work] = [*widen, *[elementwise("dropout", share, m * k, wide, wide + 1)] * drops, *narrowed]
     forward += [
+        *down,
         Gemm(m, r, k, dtype),
         Gemm(m, n, r, dtype),
         elementwise("scale", share, m * n, e, e),
         elementwise("add", share, m * n, 2 * e, e),
     ]
     backward: list[Work] = [elementwise("scale", share, m * n, e, e), Gemm(m, r, n, dtype, 1, "dgrad"), Gemm(m, k, r, dtype, 1, "dgrad")]
-    backward += [elementwise("dropout", share, m * k, e + 1, e)] * drops
-    backward.append(elementwise("add", share, m * k, 2 * e, e))
-    wgrad = (Gemm(n, r, m, dtype, 1, "wgrad"), Gemm(r, k, m, dtype, 1, "wgrad"))
+    backward += [elementwise("cast", share, m * k, e, wide)] * (wide > e)
+    backward += [elementwise("dropout", share, m * k, wide + 1, wide)] * drops
+    backward += [elementwise("cast", share, m * k, wide, read)] * (wide > read)
+    backward.append(elementwise("add", share, m * k, 2 * read, read))
+    wgrad = (Gemm(n, r, m, dtype, 1, "wgrad"), Gemm(r, k, m, dtype, 1, "wgrad"), *up)
     return Part(
         name=name,
         forward=tuple(forward),

@@ -35,7 +35,7 @@ def norm(
     joined = share.framework.compile and after_residual
     tensors = (width,) * (1 + (kind == "layernorm" and bias)) if weight else ()
     if eager:
-        forward, backward = _eager_rmsnorm(share, elements, rows, e)
+        forward, backward = _eager_rmsnorm(share, elements, rows, e, learned=weight and not frozen)
     elif kind == "layernorm" and share.framework.elementwise.norm_in_parts:
         forward, backward = (_split_at_sums if share.framework.compile else _written_out)(share, elements, rows, e, joined)
     elif kind == "layernorm" and share.framework.elementwise.norm_kernels in ("apart", "early") and not (copied or share.framework.compile):
@@ -55,7 +55,7 @@ def norm(
         wide, narrow = (elementwise("cast", share, elements, *widths, 1.0, rows) for widths in ((e, 4), (4, e)))
         forward = (wide, elementwise(kind, share, elements, 4, e, 8.0, rows))
         backward = (elementwise(kind, share, elements, 4 + e, 4, 16.0, rows), *backward[1:], narrow)
-    kept = elements * (4 + e if eager else 4 if copied else e) + rows * (4 if kind == "rmsnorm" else 8)
+    kept = elements * (4 + e * (weight and not frozen) if eager else 4 if copied else e) + rows * (4 if kind == "rmsnorm" else 8)
     return Part(
         name=name,
         forward=forward,
@@ -105,8 +105,9 @@ def _in_kernels(share: Share, elements: int, rows: int, e: int, early: bool) -> 
     return ((step(e, 0), *forward), (step(2 * e, 0), *backward)) if early else (forward, backward)
 
 
-def _eager_rmsnorm(share: Share, elements: int, rows: int, e: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """RMSNorm written out in Python (transformers' LlamaRMSNorm): to fp32, square, mean, rsqrt, scale, back, weight."""
+def _eager_rmsnorm(share: Share, elements: int, rows: int, e: int, learned: bool) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """RMSNorm written out in Python (transformers' LlamaRMSNorm): to fp32, square, mean, rsqrt, scale, back, weight. `learned`: the weight has a
+    gradient, for which what it scales is kept."""
 
     def step(what: str, read: float, written: float) -> Work:
         return elementwise(what, share, elements, read, written, 1.0, rows)
@@ -114,9 +115,11 @@ def _eager_rmsnorm(share: Share, elements: int, rows: int, e: int) -> tuple[tupl
     small: Work = MemoryBound("scale", 8 * rows, 8 * rows, "fp32", 2.0 * rows)
     casts = [] if e == 4 else [step("cast", e, 4)]
     back = [] if e == 4 else [step("cast", 4, e)]
-    forward = [*casts, step("activation", 4, 4), step("reduce", 4, 0), small, step("scale", 4, 4), *back, step("scale", e, e)]
-    backward = [step("scale", e, e), step("scale", 2 * e, e), step("reduce", e, 0), *casts, step("scale", 4, 4), step("scale", 8, 4)]
-    backward += [step("reduce", 4, 0), small, small, step("scale", 4, 4), step("add", 8, 4), *back]
+    forward = [*casts, step("activation", 4, 4), step("reduce", 4, 0), small, small, step("scale", 4, 4), *back, step("scale", e, e)]
+    weights = [step("scale", 2 * e, e), step("reduce", e, 0)] * learned
+    backward = [step("scale", e, e), *weights, *casts, step("scale", 4, 4), step("scale", 8, 4), step("reduce", 4, 0), small, small, small]
+    # of the mean, written to all its columns; of the square, 2 x^1 times that
+    backward += [step("scale", 0, 4), step("copy", 4, 4), step("scale", 4, 4), step("scale", 8, 4), step("add", 8, 4), *back]
     return tuple(forward), tuple(backward)
 
 

@@ -27,19 +27,21 @@ def rope(share: Share, heads: int, width: int, scaled: bool = False, passed: int
     one, two = ("strided", "strided") if apart else ("scale", "add")
     neg, cat, mul = (elementwise(one, share, n // part, e, e) for part in (4, 2, 2))
     steps: tuple[Work, ...] = (neg, cat, mul, mul, elementwise(two, share, n // 2, 2 * e, e))
+    half = elementwise(one, share, n // 4, e, e)  # two, each into zeros of its own (slice_backward), are what cat joins in forward
+    undone: tuple[Work, ...] = (neg, half, half, mul, mul, elementwise(two, share, n // 2, 2 * e, e))
     back: tuple[Work, ...] = (elementwise("zero", share, n // 2, 0, e),) * 2 + (elementwise("add", share, n // 2, 2 * e, e),)
     join = elementwise("copy", share, whole // 2, e, e)
     if passed:
         back += (elementwise("zero", share, whole // 2, 0, e),) * 2 + (join, elementwise("add", share, whole // 2, 2 * e, e))
     if not fused:
         forward = (*steps, *([join] if passed else [])) * 2
-        return Part(name="attn.rope", forward=forward, backward=steps * 2 + back * 2, cls="elementwise", rope=True)
+        return Part(name="attn.rope", forward=forward, backward=undone * 2 + back * 2, cls="elementwise", rope=True)
     angles = (elementwise("scale", share, share.seq * width, 4, 4),) * 2 + (elementwise("cast", share, share.seq * width, 4, e),)
     forward = (*angles, *angles, *steps, join) * 2
     return Part(
         name="attn.rope",
         forward=forward,
-        backward=steps * 2 + back * 2,
+        backward=undone * 2 + back * 2,
         cls="elementwise",
         rope=True,
         native=len(forward),
