@@ -111,7 +111,7 @@ def predict_setting(
     sure = uncertainty.interval(
         step + stall, shares, uncertainty.outside(plan, topology, setting.network.parameters), calibration is not None
     )
-    found = figures(setting, program, trace, step + stall, split, metrics.mean_path(parts, stall), sure)
+    found = figures(setting, program, trace, step + stall, split, metrics.mean_path(parts, stall), sure, uncertainty.by_source(shares))
     found.syncs, found.clock = points, clock
     if detail and not fine:
         found.warnings.append(coarse(plan, ops))

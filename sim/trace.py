@@ -45,6 +45,8 @@ class Span(msgspec.Struct, gc=False, omit_defaults=True):
     """Of its seconds, how many at the beginning only waited for other ranks (0 where not known)."""
     exposed: float = 0.0
     """A run of several ops as one span: of its seconds, how many only communicate. They are taken as its last ones."""
+    late: float = 0.0
+    """The same: how many the thread had not launched the next of them in. They are taken as those before."""
 
     @property
     def seconds(self) -> float:

@@ -47,6 +47,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     """(link, bytes of data) that it moves elsewhere than over its `uses`: where links are drawn, not for who waits for whom."""
     exposed: float = 0.0
     """Where several ops are one: of `seconds`, those in which it only communicates."""
+    late: float = 0.0
+    """Where several ops are one that the issuing thread waits for: of `seconds`, those in which none has been launched."""
     drift: float = 0.0
     """Share of a meeting's `seconds` that ranks lose because they have drifted apart: all of it where they have worked for `drift_after` seconds or
     longer since they met, in proportion where less."""

@@ -53,11 +53,11 @@ def _kind(op: Op) -> str:
 class _Run:
     """Ops that are fused so far, and what they compose to."""
 
-    __slots__ = ("begun", "beside", "device", "exposed", "host", "known", "lane", "ops", "ready", "slow", "source")
+    __slots__ = ("begun", "beside", "device", "exposed", "host", "known", "lane", "late", "ops", "ready", "slow", "source")
 
     def __init__(self, slow: float) -> None:
         self.ops: list[Priced] = []
-        self.host = self.device = self.ready = self.beside = self.exposed = 0.0
+        self.host = self.device = self.ready = self.beside = self.exposed = self.late = 0.0
         self.slow, self.known = slow, False
         self.source: Source = "measured"
         self.begun = False
@@ -80,6 +80,7 @@ class _Run:
             return
         ready = _ready(cost)
         if op.blocking:
+            self.late += (self.host + ready - cost.seconds) * self.begun + cost.late
             self.ready += self.host + ready
             self.device += self.host + ready if self.begun else cost.seconds
             self.host = 0.0
@@ -96,7 +97,8 @@ class _Run:
     @property
     def cost(self) -> Cost:
         beside = self.beside if self.known else 0.0
-        return Cost(self.device, self.source, host=self.host, ready=self.ready, slowed=beside, exposed=self.exposed)
+        host = self.ready - self.device if self.lane and self.lane[1] else self.host  # before the first of those that it waits for
+        return Cost(self.device, self.source, host=host, ready=self.ready, slowed=beside, exposed=self.exposed, late=self.late)
 
 
 def _ready(cost: Cost) -> float:

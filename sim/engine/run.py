@@ -170,7 +170,7 @@ class Engine:
             item.rank, item.lane, full_id(item.rank, call, op), item.start, item.end, op.kind, op.cls, call.step,
             item.issued, cost.host, item.thread, op.name, op.bytes, item.flops,
             op.group, self.program.mesh.size(op.group) if op.group else 0,
-            cost.source, item.after.index if item.after is not None else -1, item.bound, item.wait, cost.exposed,
+            cost.source, item.after.index if item.after is not None else -1, item.bound, item.wait, cost.exposed, cost.late,
         )  # fmt: skip
 
     def _memory(self) -> dict[int, list[tuple[float, int]]]:

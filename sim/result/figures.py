@@ -23,8 +23,8 @@ from sim.setting.rooms import rooms, smallest_devices
 from sim.timeline import metrics
 from sim.trace import Trace
 from topologies.errors import BadInput
-from topologies.hardware import Cpu, Gpu
-from topologies.units import show_size
+from topologies.hardware import Cpu, Gpu, Store
+from topologies.units import show_duration, show_rate, show_size
 
 
 def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryReport, DoesNotFit | None]:
@@ -77,15 +77,22 @@ def mfu_of(setting: Setting, step: float) -> float | None:
 
 
 def figures(
-    setting: Setting, program: Program, trace: Trace, step: float, split: metrics.Breakdown, path: list[tuple[str, float]], sure: Interval
+    setting: Setting,
+    program: Program,
+    trace: Trace,
+    step: float,
+    split: metrics.Breakdown,
+    path: list[tuple[str, float]],
+    sure: Interval,
+    sources: dict[str, float],
 ) -> Prediction:
-    """The prediction that a simulated `trace` is, whose step takes `step` seconds with output, and is spent so (`split`, `path`)."""
+    """The prediction that a simulated `trace` is, whose step takes `step` seconds with output, and is spent so (`split`, `path`). `sources`: shares
+    of it by what their costs rest on."""
     plan, network, topology = setting.plan, setting.network, setting.topology
     per_gpu = setting.flops / step / plan.world if step > 0 else 0.0
     peak = _peak(setting)
     report, fit = figures_of_memory(setting)
     samples = plan.global_batch / step if step > 0 else 0.0
-    sources = metrics.sources(trace)
     return Prediction(
         plan=plan,
         topology=topology.name,
@@ -107,7 +114,11 @@ def figures(
         breakdown=split,
         critical_path=path,
         sources=sources,
-        warnings=[*_warnings(setting, program, per_gpu, peak, sources["assumed"]), *doubts(setting, report)],
+        warnings=[
+            *_warnings(setting, program, per_gpu, peak, sources["assumed"]),
+            *_late(setting, split.host_s / step if step > 0 else 0.0),
+            *doubts(setting, report),
+        ],
         unit="tokens" if network.seq > 1 else network.sample_unit,
         interval=(sure.low, sure.high),
         mark=sure.mark,
@@ -135,8 +146,21 @@ def _warnings(setting: Setting, program: Program, per_gpu: float, peak: float | 
             f"of {', '.join(network.unseen)} in the captured model only the bytes that they move are counted: nothing tells their arithmetic"
         )
     if assumed > 0.5:
-        found.append(f"{assumed:.0%} of the time in ops rests on assumed costs: calibrate with `steptwin probe`")
+        found.append(f"{assumed:.0%} of the first rank's step rests on assumed costs: calibrate with `steptwin probe`")
     return found
+
+
+def _late(setting: Setting, share: float) -> list[str]:
+    """`share`: of the step, what devices wait for the host."""
+    if setting.topology.kind == "cpu" or share < _LATE:
+        return []
+    more = [word for word, on in (("cuda_graphs = true", setting.plan.cuda_graphs), ("compile = true", setting.plan.compile)) if not on]
+    ways = ", ".join(["a larger batch.micro", *more])
+    return [f"the GPUs wait for their host in {share:.0%} of the step: `steptwin explain` tries what helps ({ways})"]
+
+
+_LATE = 0.4
+"""Of a step, from which on the host is worth a word."""
 
 
 def _saved(setting: Setting) -> float:
@@ -146,10 +170,17 @@ def _saved(setting: Setting) -> float:
 
 
 def _unstored(setting: Setting) -> list[str]:
-    """A shared store that nobody described: of a CPU host, as GPU machines have a usual one."""
+    """A shared store that nobody described: of a CPU host its own disk, of a GPU machine a usual file system, which no cloud's object store is."""
     data, output = setting.plan.data, setting.plan.output
     wanted = data.source in ("object-store", "database") or (output.checkpoint_every and output.checkpoint_to == "store")
-    if not wanted or setting.topology.store(0) is not None:
+    store = setting.topology.store(0)
+    if data.source == "object-store" and store == Store():
+        return [
+            f'data.source = "object-store": {setting.topology.name} describes none, and a parallel file system takes its place '
+            f"({show_rate(store.stream)} a connection, {show_duration(store.latency)} until the first byte). A cloud's is slower: --set "
+            '"store.stream=90 MB/s" --set "store.latency=150 ms" for Amazon S3'
+        ]
+    if not wanted or store is not None:
         return []
     return [
         f"{setting.topology.name} has no shared store: its own disk takes the place. Describe one in [store] (read, write, stream, latency)"

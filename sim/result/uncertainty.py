@@ -84,15 +84,22 @@ def interval(
     or more rests on them, it is calibrated. Otherwise (tables of a kind of GPU) they are as good as fitted ones.
     """
     known = known or figures()
-    by_source = {name: sum(share for (_, source), share in shares.items() if source == name) for name in ("measured", "assumed")}
-    calibrated = probed and by_source["measured"] >= _MOST
+    rests = by_source(shares)
+    calibrated = probed and rests["measured"] >= _MOST
     why = () if calibrated else beyond
-    if by_source["assumed"] > known.assumed_at_most and not calibrated:
-        why = (*why, f"{by_source['assumed']:.0%} of the first rank's step rests on assumed costs")
+    if rests["assumed"] > known.assumed_at_most and not calibrated:
+        why = (*why, f"{rests['assumed']:.0%} of the first rank's step rests on assumed costs")
     mark: Mark = "calibrated" if calibrated else "extrapolated" if why else "interpolated"
     sigma = relative_error(shares, known, probed) * (known.width["beyond"] if beyond and not calibrated else 1.0)
     reach = exp(Z * sigma)
     return Interval(step / reach, step * reach, mark, sigma, why)
+
+
+def by_source(shares: Mapping[tuple[str, str], float]) -> dict[str, float]:
+    """The same shares by what they rest on: measured, fitted or assumed costs."""
+    return {
+        name: sum((share for (_, source), share in shares.items() if source == name), 0.0) for name in ("measured", "fitted", "assumed")
+    }
 
 
 def relative_error(shares: Mapping[tuple[str, str], float], known: Figures, probed: bool = False) -> float:

@@ -24,7 +24,6 @@ COMM = "comm"
 _MOMENT = 1e-12
 _NOTHING = 1e-9
 """Share of a step that differences of equal seconds may leave."""
-_TIMED = ("compute", "copy", *MEETING)
 """Kinds of ops whose times rest on costs with a source."""
 
 
@@ -162,7 +161,9 @@ def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
     for span in spans:
         index = _class_of(span)
         if index is not None:
-            occupied(span.start + span.wait, span.end - span.exposed, index)
+            occupied(span.start + span.wait, span.end - span.exposed - span.late, index)
+            if span.late > 0:
+                occupied(span.end - span.exposed - span.late, span.end - span.exposed, _HOST)
             if span.exposed > 0:
                 occupied(span.end - span.exposed, span.end, _COMM)
         if span.wait > 0 and span.lane == COMPUTE:
@@ -221,7 +222,10 @@ def _chain(trace: Trace, end: float, begin: float) -> dict[str, float]:
             start = max(begin, min(now, span.start + span.wait))
             name = span.cls or span.kind
             only = min(now - start, span.exposed)
-            sums[name] = sums.get(name, 0.0) + now - start - only
+            late = min(now - start - only, span.late)
+            sums[name] = sums.get(name, 0.0) + now - start - only - late
+            if late:
+                sums["host"] = sums.get("host", 0.0) + late
             if only:
                 sums[COMM] = sums.get(COMM, 0.0) + only
             now = start
@@ -248,13 +252,3 @@ def mean_path(parts: Iterable[tuple[float, Trace]], output: float) -> list[tuple
         for name, seconds in critical_path(trace):
             sums[name] = sums.get(name, 0.0) + weight * seconds
     return sorted(sums.items(), key=lambda pair: -pair[1])
-
-
-def sources(trace: Trace) -> dict[str, float]:
-    """Share of the time in ops that rests on measured, fitted and assumed costs."""
-    sums = {"measured": 0.0, "fitted": 0.0, "assumed": 0.0}
-    for span in trace.spans:
-        if span.source in sums and span.kind in _TIMED:
-            sums[span.source] += (span.end - span.start - span.wait) * trace.weight.get(span.rank, 1)
-    total = sum(sums.values())
-    return {name: (value / total if total else 0.0) for name, value in sums.items()}

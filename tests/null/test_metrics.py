@@ -15,7 +15,7 @@ from sim.imported.kineto import read_trace
 from sim.mesh import Mesh
 from sim.predict import predict
 from sim.program import Op
-from sim.timeline.metrics import breakdown, critical_path, sources, step_times
+from sim.timeline.metrics import breakdown, critical_path, step_times
 from sim.trace import Span, Trace
 from tests.null.engine.bench import TablePricer, program
 
@@ -85,9 +85,8 @@ def test_what_held_the_thread_is_on_the_path_also_after_a_launch() -> None:
     assert dict(critical_path(trace))["data"] == pytest.approx(4.0)
 
 
-def test_steps_and_sources() -> None:
+def test_steps() -> None:
     assert step_times(made()) == pytest.approx([6.0, 6.0])
-    assert sources(made()) == pytest.approx({"measured": 0.0, "fitted": 3 / 8, "assumed": 5 / 8})
 
 
 def test_a_trace_against_itself_has_no_error() -> None:
@@ -130,7 +129,8 @@ def test_a_forward_pass_alone_has_no_flops_of_backward() -> None:
         plan = {"model": model, "batch": {"global": 1, "micro": 1}}
         step, ahead = (predict(plan | {"task": task}, "dgx-h100", steps=2) for task in ("train", "forward"))
         assert ahead.flops_per_step / step.flops_per_step == pytest.approx(share, rel=0.01)
-        assert ahead.mfu == pytest.approx(ahead.flops_per_step / ahead.step_time_s / 989e12, rel=1e-3) and not ahead.warnings
+        assert ahead.mfu == pytest.approx(ahead.flops_per_step / ahead.step_time_s / 989e12, rel=1e-3)
+        assert not any("FLOP" in one for one in ahead.warnings)
 
 
 def test_convolutions_of_32_bits_may_do_less_than_their_products() -> None:
