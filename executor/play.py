@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from executor.players.player import Beside, Player, now
+from executor.ranks.alone import alone_among
 from executor.ranks.launch import QUEUES, STALL, launch
 from executor.ranks.world import World, set_precision
 from executor.repeats import together
@@ -74,21 +75,21 @@ def run_play(program: Program, host_seconds: dict[str, float], folder: str | Pat
     refuse_servers(program)
     verify(program)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     per_turn = max(1, program.steps - 1)
     timed = -(-steps // per_turn)
     plain = timed if program.device == "cuda" else 0
-    stored, file = folder / "program.json.gz", folder / "read.bin"
-    stored.write_bytes(gzip.compress(msgspec.json.encode(program), 1))
-    try:
-        file.write_bytes(bytes(FILE))
-    except OSError as error:
-        raise RunFailed(f"cannot write {FILE} bytes to {file}: {error.strerror}") from None
-    request = Request(str(stored.resolve()), host_seconds, 1 + timed + (WATCHED if plain else 0), str(file.resolve()), plain)
-    try:
-        found = launch("executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, variables=QUEUES)
-    finally:
-        file.unlink(missing_ok=True)
+    with alone_among(folder):
+        stored, file = folder / "program.json.gz", folder / "read.bin"
+        stored.write_bytes(gzip.compress(msgspec.json.encode(program), 1))
+        try:
+            file.write_bytes(bytes(FILE))
+        except OSError as error:
+            raise RunFailed(f"cannot write {FILE} bytes to {file}: {error.strerror}") from None
+        request = Request(str(stored.resolve()), host_seconds, 1 + timed + (WATCHED if plain else 0), str(file.resolve()), plain)
+        try:
+            found = launch("executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, variables=QUEUES)
+        finally:
+            file.unlink(missing_ok=True)
     spans = from_zero([span for rank in found for span in rank.spans])
     trace = Trace(spans, "played", program.world, program.steps, meta={"program": program.name, "backend": found[0].backend})
     by_rank = [rank.step_times for rank in found]

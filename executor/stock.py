@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from executor.files import write_samples
+from executor.ranks.alone import alone_among
 from executor.ranks.launch import STALL, launch
 from executor.ranks.world import World
 from executor.training.limits import check_stock
@@ -95,9 +96,9 @@ def run_stock(
     """
     check_stock(check(plan), model_of(plan))
     folder = Path(folder)
-    write_samples(plan, folder / "data")
     request = Request(plan, steps, warmup, profile, str(folder / "data"))
-    with watched(folder / "stock"):
+    with alone_among(folder), watched(folder / "stock"):
+        write_samples(plan, folder / "data")
         found = launch("executor.stock:train", request, plan.world, folder / "stock", RankResult, stall=stall)
     spans = from_zero([span for rank in found for span in rank.spans])
     first = found[0]

@@ -18,6 +18,7 @@ from executor.periods import trained
 from executor.play import PlayResult, run_play
 from executor.possible import check_runs, without_stock
 from executor.probe import completed, probe
+from executor.ranks.alone import alone_among
 from executor.ranks.environment import hosts, leads, own_gpu, place
 from executor.stock import StockResult, run_stock
 from sim.align import Comparison, Measured, align_by_class, align_by_id, guilty, step_of
@@ -143,15 +144,18 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
     path = calibration or folder.parent / f"calibration-{plan.world}.toml"
     setting = bind(plan, machines())
     left_out = without_stock(setting)
-    calibrated(plan.world, path, say, setting.topology)
     every = plan.period if plan.period <= steps else 1  # what happens more seldom is in neither's median step
-    predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + min(every, plan.averages_every)), fold=False)
-    assert predicted.program is not None and predicted.trace is not None
-    say(f"predicted: {predicted.step_time_s * 1e3:.2f} ms a step")
-    stock, times = (None, []) if left_out else trained(plan, folder, steps, every)
-    say(f"trained {len(stock.step_times)} steps with PyTorch's own machinery" if stock else f"not trained by PyTorch itself: {left_out}")
-    played = run_program(predicted.program, setting, path, folder, steps)
-    say(f"played {len(played.step_times)} steps of the program")
+    with alone_among(folder):
+        calibrated(plan.world, path, say, setting.topology)
+        predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + min(every, plan.averages_every)), fold=False)
+        assert predicted.program is not None and predicted.trace is not None
+        say(f"predicted: {predicted.step_time_s * 1e3:.2f} ms a step")
+        stock, times = (None, []) if left_out else trained(plan, folder, steps, every)
+        say(
+            f"trained {len(stock.step_times)} steps with PyTorch's own machinery" if stock else f"not trained by PyTorch itself: {left_out}"
+        )
+        played = run_program(predicted.program, setting, path, folder, steps)
+        say(f"played {len(played.step_times)} steps of the program")
     runs: dict[str, StockResult | PlayResult] = {"stock": stock, "played": played} if stock else {"played": played}
     found = {"stock": _beside_stock(predicted, stock.trace, times, every)} if stock else {}
     found["played"] = align_by_id(predicted.trace, played.trace, played.step_times)
@@ -262,25 +266,26 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
         raise BadInput(f"--how {how}: allowed are stock (PyTorch's own machinery) and play (the predicted program)")
     setting, program = bind(plan, machines()), None
     check_runs(setting, stock=how == "stock", play=how == "play")
-    if how == "stock":
-        stock = run_stock(plan, folder, steps)
-        trace, times, warning = stock.trace, stock.step_times, stock.warning
-    else:
-        path = folder.parent / f"calibration-{plan.world}.toml"
-        calibrated(plan.world, path, say, setting.topology)
-        program = predict_setting(setting, calibration=path).program
-        assert program is not None
-        played = run_program(program, setting, path, folder, steps)
-        trace, times, warning = played.trace, played.step_times, ""
-    found = {
-        "how": how,
-        "step_time_s": msgspec.to_builtins(Measured.of(times)),
-        "folder": str(folder),
-        "steps_s": times,
-        "warning": warning,
-    }
-    if leads():
-        keep_run(folder, plan, program, found, trace)
+    with alone_among(folder):
+        if how == "stock":
+            stock = run_stock(plan, folder, steps)
+            trace, times, warning = stock.trace, stock.step_times, stock.warning
+        else:
+            path = folder.parent / f"calibration-{plan.world}.toml"
+            calibrated(plan.world, path, say, setting.topology)
+            program = predict_setting(setting, calibration=path).program
+            assert program is not None
+            played = run_program(program, setting, path, folder, steps)
+            trace, times, warning = played.trace, played.step_times, ""
+        found = {
+            "how": how,
+            "step_time_s": msgspec.to_builtins(Measured.of(times)),
+            "folder": str(folder),
+            "steps_s": times,
+            "warning": warning,
+        }
+        if leads():
+            keep_run(folder, plan, program, found, trace)
     return found
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
+from executor.ranks.environment import place
 from topologies.errors import BadInput
+
+_held: ContextVar[frozenset[Path]] = ContextVar("_held", default=frozenset())
+"""Folders of whole runs that this process holds: what a twin trains and plays in its own folder is no other run."""
 
 
 @contextmanager
@@ -28,3 +33,20 @@ def alone_in(folder: Path) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks
         yield
+
+
+@contextmanager
+def alone_among(folder: Path) -> Iterator[None]:
+    """Holds a run's whole folder, from before anything is written into it. What runs inside in the same folder goes on in it; ranks that a launcher
+    started share theirs. Raises as `alone_in`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = folder.resolve()
+    if place() is not None or own in _held.get():
+        yield
+        return
+    with alone_in(folder):
+        before = _held.set(_held.get() | {own})
+        try:
+            yield
+        finally:
+            _held.reset(before)
