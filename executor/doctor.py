@@ -35,19 +35,20 @@ _EXTRA = {
 def doctor() -> dict[str, Any]:
     """Plain values: versions, devices, torch.compile's compiler, and for each thing that StepTwin does what is missing. Imports torch only to
     ask for devices."""
-    rows = []
+    rows, broken = [], _broken_torch()
     for what, modules in _NEEDS.items():
-        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        missing = [name for name in modules if importlib.util.find_spec(name) is None or (name == "torch" and broken)]
         extras = sorted({_EXTRA[name] for name in missing if name in _EXTRA})
-        remedy = f'pip install "steptwin[{",".join(extras)}]"' if extras else ""
+        anew = "--force-reinstall " if "torch" in missing and broken else ""
+        remedy = f'pip install {anew}"steptwin[{",".join(extras)}]"' if extras else ""
         rows.append({"for": what, "ready": not missing, "missing": missing, "remedy": remedy})
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": cores(),
         "versions": {name: _version(name) for modules in _NEEDS.values() for name in modules if _version(name)},
-        "devices": _devices(),
-        "backends": _backends(),
+        "devices": _devices(broken),
+        "backends": _backends(broken),
         "compiler": shutil.which("cc") or shutil.which("gcc") or "none",
         "rows": rows,
     }
@@ -60,7 +61,20 @@ def _version(module: str) -> str:
         return ""
 
 
-def _devices() -> list[str]:
+def _broken_torch() -> str:
+    """Why torch is installed and cannot be imported, as where a library of CUDA's is missing; "" where it can, or is not there."""
+    if importlib.util.find_spec("torch") is None:
+        return ""
+    try:
+        importlib.import_module("torch")
+    except Exception as error:  # whatever a broken installation raises
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+def _devices(broken: str) -> list[str]:
+    if broken:
+        return [f"cpu (torch is installed and cannot be imported: {broken})"]
     if importlib.util.find_spec("torch") is None:
         return ["cpu (torch is not installed: devices are not asked for)"]
     import torch
@@ -72,9 +86,9 @@ def _devices() -> list[str]:
     return found or ["cpu"]
 
 
-def _backends() -> list[str]:
+def _backends(broken: str) -> list[str]:
     """Of torch.distributed."""
-    if importlib.util.find_spec("torch") is None:
+    if importlib.util.find_spec("torch") is None or broken:
         return []
     import torch
 

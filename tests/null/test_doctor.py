@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -44,6 +48,22 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else real(name))
     row = next(row for row in doctor()["rows"] if row["for"] == "search")
     assert (row["ready"], row["missing"], row["remedy"]) == (False, ["optuna"], 'pip install "steptwin[search]"')
+
+
+@pytest.mark.parametrize(
+    "raised", ["OSError('libcudart.so.12: cannot open it')", "ImportError('libtorch.so')", "RuntimeError('no device')"]
+)
+def test_a_torch_that_cannot_be_imported_is_told_with_the_reason(raised: str, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f"raise {raised}")
+    inside = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(HOME)])}
+    words = [sys.executable, "-m", "steptwin", "doctor", "--json"]
+    done = subprocess.run(words, cwd=tmp_path, env=inside, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found, kind = json.loads(done.stdout), raised.partition("(")[0]
+    assert f"torch is installed and cannot be imported: {kind}: " in found["devices"][0] and raised.split("'")[1] in found["devices"][0]
+    row = next(row for row in found["rows"] if row["for"] == "run, play, probe")
+    assert (row["ready"], row["missing"]) == (False, ["torch"]) and "--force-reinstall" in row["remedy"]
 
 
 def test_what_programs_read_has_keys_of_one_word_and_values_of_their_kind() -> None:
