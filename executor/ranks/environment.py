@@ -70,6 +70,19 @@ def own_gpu(at: Process, variables: Mapping[str, str] = os.environ) -> bool:
     return at.local_world > 1 and at.launcher != "steptwin" and len(seen) == 1
 
 
+def compute_threads(variables: Mapping[str, str] = os.environ) -> int:
+    """Compute threads of a rank: the first number of OMP_NUM_THREADS, which may have one for each level of nesting ("4,2"), else one, as under
+    torchrun. Raises `BadInput` for what OpenMP does not take either."""
+    said = variables.get("OMP_NUM_THREADS", "").strip() or "1"
+    numbers = [one.strip() for one in said.split(",")]
+    if not all(one.isdecimal() and int(one) for one in numbers):
+        raise BadInput(
+            f"environment variable OMP_NUM_THREADS = {said!r} is no number of threads: export a whole number from 1, or several with commas "
+            "between (a level of nesting each), or unset it, which leaves each rank one thread"
+        )
+    return int(numbers[0])
+
+
 def leads() -> bool:
     """Of all ranks that a launcher started, this one speaks and writes for all. True where none did."""
     at = place()

@@ -27,7 +27,7 @@ import msgspec
 import executor
 from executor.ranks.alone import alone_in
 from executor.ranks.beat import Beat
-from executor.ranks.environment import Process, place
+from executor.ranks.environment import Process, compute_threads, place
 from executor.ranks.spare import spare
 from executor.ranks.worker import Failure, Task, resolve
 from topologies.errors import BadInput, Refused, RunFailed
@@ -89,7 +89,7 @@ def launch(
         return _in_place(at, function, argument, ranks, folder, result, stall)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        _run(function, argument, ranks, folder, stall, int(os.environ.get("OMP_NUM_THREADS") or 1), variables or {})
+        _run(function, argument, ranks, folder, stall, compute_threads(), variables or {})
         return [msgspec.msgpack.decode((folder / f"rank{rank}.result").read_bytes(), type=result) for rank in range(ranks)]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from executor.ranks.beat import Beat
-from executor.ranks.environment import Process, first_host, place
+from executor.ranks.environment import Process, compute_threads, first_host, place
 from executor.ranks.launch import launch, partial_steps, time_limit
 from tests.gloo.bodies_for_launch import Order
 from tests.reliability.faults import processes
@@ -132,6 +132,19 @@ def test_launchers_inside_a_slurm_step() -> None:
     assert place(step | {"RANK": "9", "WORLD_SIZE": "16"}) == Process(9, 16, 1, 8, "a", 29500, "torchrun"), (
         "a script that exports two of them"
     )
+
+
+@pytest.mark.parametrize(("said", "threads"), [(None, 1), ("", 1), ("3", 3), ("2,1", 2), (" 4 , 2 ", 4)])
+def test_threads_of_a_rank(said: str | None, threads: int) -> None:
+    assert compute_threads({} if said is None else {"OMP_NUM_THREADS": said}) == threads
+
+
+@pytest.mark.parametrize("said", ["abc", "0", "-1", "2,x", "1.5"])
+def test_what_is_no_number_of_threads_is_one_clear_error(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    with pytest.raises(BadInput, match=f"OMP_NUM_THREADS = '{said}' is no number of threads: export a whole number from 1") as caught:
+        launch(BODY, Order(), 1, tmp_path, list[float])
+    assert caught.value.exit_code == 2
 
 
 def test_environments_that_make_no_sense() -> None:
