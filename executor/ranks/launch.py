@@ -266,6 +266,7 @@ def partial_steps(folder: Path) -> dict[int, list[float]]:
 
 
 def _in_place(at: Process, function: str, argument: object, ranks: int, folder: Path, result: type[T], stall: float) -> list[T]:
+    import torch
     import torch.distributed as dist
 
     from executor.ranks.world import joined
@@ -273,6 +274,7 @@ def _in_place(at: Process, function: str, argument: object, ranks: int, folder: 
     if at.world != ranks:
         raise BadInput(f"{at.launcher} started {at.world} ranks, the plan needs {ranks}: start as many, or change the plan")
     folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(compute_threads())  # torchrun says a number, srun and mpirun leave each rank all of the host's cores
     call, kind = resolve(function)
     argument = msgspec.json.decode(msgspec.json.encode(argument), type=kind)
     values, tasks = list[Any]([None] * ranks), list[Any]([None] * ranks)

@@ -80,6 +80,11 @@ def heard(world: World, order: Order) -> list[str]:
     return found
 
 
+def threads(world: World, order: Order) -> list[int]:
+    """With how many threads this rank computes."""
+    return [torch.get_num_threads()]
+
+
 class Name(msgspec.Struct):
     """A variable of the environment."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -137,6 +138,24 @@ def test_launchers_inside_a_slurm_step() -> None:
 @pytest.mark.parametrize(("said", "threads"), [(None, 1), ("", 1), ("3", 3), ("2,1", 2), (" 4 , 2 ", 4)])
 def test_threads_of_a_rank(said: str | None, threads: int) -> None:
     assert compute_threads({} if said is None else {"OMP_NUM_THREADS": said}) == threads
+
+
+@pytest.mark.parametrize(("said", "threads"), [(None, 1), ("3,1", 3)])
+def test_ranks_of_srun_and_mpirun_have_as_many_threads_as_those_that_are_started_here(
+    said: str | None, threads: int, tmp_path: Path
+) -> None:
+    """They leave OMP_NUM_THREADS unsaid, and every rank would compute on all cores of the host."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    code = (
+        "from pathlib import Path\nimport torch\nfrom executor.ranks.launch import launch\nfrom tests.gloo.bodies_for_launch import Order\n"
+        f"torch.set_num_threads(7)\nprint(launch('tests.gloo.bodies_for_launch:threads', Order(), 1, Path({str(tmp_path)!r}), list[int]))\n"
+    )
+    inside = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    inside |= {"PYTHONPATH": str(ROOT), "MASTER_PORT": port, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+    inside |= {} if said is None else {"OMP_NUM_THREADS": said}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=inside, check=False)
+    assert done.stdout.strip() == f"[[{threads}]]", done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("said", ["abc", "0", "-1", "2,x", "1.5"])
