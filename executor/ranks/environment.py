@@ -1,7 +1,8 @@
 """Who am I: rank and world from what torchrun, SLURM or MPI put into the environment, and whether ranks share a GPU.
 
 Sources: PyTorch docs `torchrun (Elastic Launch)`, section Environment Variables; SLURM `srun` man page, section OUTPUT
-ENVIRONMENT VARIABLES; Open MPI FAQ "environmental variables that Open MPI sets"; MPICH / Intel MPI's PMI variables.
+ENVIRONMENT VARIABLES; Open MPI FAQ "environmental variables that Open MPI sets"; MPICH / Intel MPI's PMI variables; HPE Cray PALS
+`mpiexec` man page, section ENVIRONMENT VARIABLES.
 """
 
 from __future__ import annotations
@@ -170,8 +171,14 @@ def _pmi(v: Mapping[str, str]) -> Process | None:
     world, rank = _number(v, "PMI_SIZE"), _number(v, "PMI_RANK")
     if "MPI_LOCALNRANKS" not in v and "SLURM_PROCID" in v:  # srun --mpi=pmi2: SLURM sets them for every step, a shell's of one task too
         return None
-    local = _number(v, "MPI_LOCALNRANKS", world)
-    return _mpi(v, rank, world, _number(v, "MPI_LOCALRANKID", rank % local), local, "pmi")
+    size, own = (next((name for name in names if name in v), names[0]) for names in (_PMI_SIZES, _PMI_RANKS))
+    local = _number(v, size, world)
+    return _mpi(v, rank, world, _number(v, own, rank % max(local, 1)), local, "pmi")
+
+
+_PMI_SIZES = ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE")
+_PMI_RANKS = ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
+"""Ranks of a host, and the number of one among them: as MPICH's and Intel's launchers name them, Cray's PMI, and Cray's launcher PALS."""
 
 
 def _mpi(v: Mapping[str, str], rank: int, world: int, local_rank: int, local: int, launcher: str) -> Process:

@@ -120,6 +120,22 @@ def test_environments_of_launchers() -> None:
     assert place(mpi) == Process(3, 4, 3, 4, "127.0.0.1", 29500, "openmpi")
 
 
+@pytest.mark.parametrize(
+    "local",
+    [
+        {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
+        {"PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4"},
+        {"PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "4"},
+        {"PMI_LOCAL_SIZE": "4"},
+    ],
+)
+def test_launchers_of_pmi_tell_hosts_apart_in_words_of_their_own(local: dict[str, str]) -> None:
+    """Cray's PALS has other words than MPICH: its eight ranks on two hosts were taken for eight on one."""
+    assert place({"PMI_RANK": "5", "PMI_SIZE": "8", "MASTER_ADDR": "a"} | local) == Process(5, 8, 1, 4, "a", 29500, "pmi")
+    with pytest.raises(BadInput, match="pmi started 8 ranks on several hosts: export MASTER_ADDR"):
+        place({"PMI_RANK": "5", "PMI_SIZE": "8"} | local)
+
+
 def test_launchers_inside_a_slurm_step() -> None:
     """MPI's daemons are steps of SLURM's, whose variables what they start inherits; srun itself sets PMI's for a shell, too."""
     daemon = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NUM_NODES": "3", "MASTER_ADDR": "a"}
