@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
-from topologies.errors import BadInput
+from topologies.errors import BadInput, Refused
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -111,6 +111,21 @@ def place(variables: Mapping[str, str] = os.environ) -> Process | None:
                 )
             return found
     return None
+
+
+def refuse_dealt(launcher: str, places: Sequence[tuple[int, int]]) -> None:
+    """Raises `Refused` where ranks do not fill host after host: plans and predictions have neighbours on one host. `places`: of each rank the number on
+    its host, and how many are there."""
+    first = 0
+    for rank, (local, _) in enumerate(places):
+        if rank == first + places[first][1]:
+            first = rank
+        if local != rank - first:
+            raise Refused(
+                f"{launcher} dealt the {len(places)} ranks round the hosts: rank {rank} is number {local} on its host, and would be number "
+                f"{rank - first} on that of rank {first}, which takes {places[first][1]}. Ranks are predicted as they fill host after host: start "
+                "them so (srun --distribution=block, mpirun --map-by slot, mpiexec --ppn N without --rank-by)"
+            )
 
 
 def _number(variables: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -27,7 +27,7 @@ import msgspec
 import executor
 from executor.ranks.alone import alone_in
 from executor.ranks.beat import Beat
-from executor.ranks.environment import Process, compute_threads, place
+from executor.ranks.environment import Process, compute_threads, place, refuse_dealt
 from executor.ranks.spare import spare
 from executor.ranks.worker import Failure, Task, resolve
 from topologies.errors import BadInput, Refused, RunFailed
@@ -279,10 +279,11 @@ def _in_place(at: Process, function: str, argument: object, ranks: int, folder: 
     argument = msgspec.json.decode(msgspec.json.encode(argument), type=kind)
     values, tasks = list[Any]([None] * ranks), list[Any]([None] * ranks)
     with joined(at, folder, stall, Beat(folder / f"rank{at.rank}.beat", create=True)) as world:
-        dist.all_gather_object(tasks, function)
-        if other := next((rank for rank in range(ranks) if tasks[rank] != tasks[0]), 0):
+        dist.all_gather_object(tasks, (function, (at.local_rank, at.local_world)))
+        refuse_dealt(at.launcher, [where for _, where in tasks])
+        if other := next((rank for rank in range(ranks) if tasks[rank][0] != tasks[0][0]), 0):
             raise BadInput(
-                f"rank 0 is to run {tasks[0]}, rank {other} {tasks[other]}: their hosts found different calibrations. Put the same file where each "
+                f"rank 0 is to run {tasks[0][0]}, rank {other} {tasks[other][0]}: their hosts found different calibrations. Put the same file where each "
                 "host looks for it, or remove it from all"
             )
         dist.all_gather_object(values, msgspec.msgpack.encode(call(world, argument)))

@@ -54,13 +54,15 @@ launch("tests.gloo.bodies_for_launch:" + name, argument, 2, Path({folder!r}), li
 """
 
 
-def _ranks(words: list[str], folder: Path, local: int) -> list[subprocess.CompletedProcess[str]]:
-    """Two ranks as torchrun's variables describe them, `local` on each host; rank 0 holds the store itself."""
+def _ranks(words: list[str], folder: Path, local: int, numbers: tuple[int, ...] = ()) -> list[subprocess.CompletedProcess[str]]:
+    """Two ranks as torchrun's variables describe them, `local` on each host, or as many as there are `numbers` on their hosts; rank 0 holds the store
+    itself."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     started = []
-    for rank in range(2):
-        own = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank % local), "LOCAL_WORLD_SIZE": str(local)}
+    numbers = numbers or (0, 1 % local)
+    for rank, number in enumerate(numbers):
+        own = {"RANK": str(rank), "WORLD_SIZE": str(len(numbers)), "LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": str(local)}
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen([sys.executable, *words], cwd=folder, env={**os.environ, **own}, **pipes))  # type: ignore[call-overload]
@@ -131,6 +133,13 @@ def test_ranks_that_would_do_different_work_all_say_so(tmp_path: Path) -> None:
     """One host has a calibration and plays, the other has none and probes: together they would wait for ever."""
     for said in _ranks(["-c", OTHERS.format(folder=str(tmp_path))], tmp_path, 1):
         assert "rank 0 is to run tests.gloo.bodies_for_launch:work, rank 1 tests.gloo.bodies_for_launch:surroundings" in said.stderr
+        assert said.returncode == 1
+
+
+def test_ranks_that_are_dealt_round_the_hosts_all_say_so(tmp_path: Path) -> None:
+    code = JOIN.format(folder=str(tmp_path)).replace(", 2, ", ", 3, ")
+    for said in _ranks(["-c", code], tmp_path, 2, (0, 0, 1)):
+        assert "torchrun dealt the 3 ranks round the hosts: rank 1 is number 0 on its host" in said.stderr
         assert said.returncode == 1
 
 

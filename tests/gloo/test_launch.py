@@ -7,17 +7,17 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
 from executor.ranks.beat import Beat
-from executor.ranks.environment import Process, compute_threads, first_host, place
+from executor.ranks.environment import Process, compute_threads, first_host, place, refuse_dealt
 from executor.ranks.launch import launch, partial_steps, time_limit
 from tests.gloo.bodies_for_launch import Order
 from tests.reliability.faults import processes
-from topologies.errors import BadInput, RunFailed
+from topologies.errors import BadInput, Refused, RunFailed
 
 BODY = "tests.gloo.bodies_for_launch:work"
 ROOT = Path(__file__).parents[2]
@@ -189,6 +189,25 @@ def test_environments_that_make_no_sense() -> None:
         place({"RANK": "0", "WORLD_SIZE": "many"})
     with pytest.raises(BadInput, match="MASTER_ADDR"):
         place({"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "wrong"),
+    [
+        ([[0, 1], [2, 3]], None),
+        ([[0, 1, 2], [3]], None),
+        ([[0, 1, 2, 3]], None),
+        ([[0], [1], [2]], None),
+        ([[0, 2], [1, 3]], 1),
+        ([[0, 1, 4, 5], [2, 3, 6, 7]], 2),
+        ([[0, 2], [1]], 1),
+    ],
+)
+def test_ranks_that_are_dealt_round_the_hosts_are_refused(hosts: list[list[int]], wrong: int | None) -> None:
+    """`srun -m cyclic`, `mpirun --map-by node`: rings between neighbours then cross the network each time, and are predicted within a host."""
+    places = {rank: (local, len(ranks)) for ranks in hosts for local, rank in enumerate(ranks)}
+    with nullcontext() if wrong is None else pytest.raises(Refused, match=f"slurm dealt .*: rank {wrong} is number .*--distribution=block"):
+        refuse_dealt("slurm", [places[rank] for rank in range(len(places))])
 
 
 @pytest.mark.parametrize(("nodes", "first"), [("a1", "a1"), ("a1,b2", "a1"), ("n[003,007-9]", "n003"), ("n[1-4]-ib,m2", "n1-ib")])
