@@ -12,10 +12,13 @@ import inspect
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ import msgspec
 from executor.ranks.beat import Beat
 from executor.ranks.environment import Process
 from executor.ranks.spare import READY, Order
+from executor.sampling import beside
 from topologies.errors import BadInput
 
 _PR_SET_PDEATHSIG = 1
@@ -98,12 +102,13 @@ def run_rank(task: Task, rank: int, folder: Path) -> None:
     failure = folder / f"rank{rank}.failure"
     failure.with_suffix(_PART).write_bytes(bytes(_ROOM))
     try:
-        import torch
+        with beside(partial(_beat, beat), _BEAT):
+            import torch
 
-        from executor.ranks.world import joined
+            from executor.ranks.world import joined
 
+            function, kind = resolve(task.function)
         torch.set_num_threads(task.threads)
-        function, kind = resolve(task.function)
         argument = msgspec.json.decode(task.argument, type=kind)
         place = Process(rank, task.ranks, rank, task.ranks, "127.0.0.1", 0, "steptwin")
         with joined(place, folder, task.stall, beat, folder / "port") as world, _told(failure):
@@ -115,6 +120,18 @@ def run_rank(task: Task, rank: int, folder: Path) -> None:
         _tell(failure, error)
         traceback.print_exc()  # after the failure: a full disk takes no log
         os._exit(1)  # no orderly exit: gloo's and the loaders' threads may hang in a broken group
+
+
+_BEAT = 0.5
+"""Seconds between beats while a rank imports."""
+_IMPORTING = 900.0
+"""Seconds for which importing counts as progress: from a file system that many ranks read it takes minutes, and says nothing meanwhile."""
+
+
+def _beat(beat: Beat, stop: threading.Event) -> None:
+    end = time.monotonic() + _IMPORTING
+    while not stop.wait(_BEAT) and time.monotonic() < end:
+        beat.touch()
 
 
 @contextmanager

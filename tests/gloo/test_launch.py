@@ -71,6 +71,13 @@ def test_bad_end_is_explained_and_kept(what: str, words: str, stall: float, tmp_
     assert processes(tmp_path) == []
 
 
+def test_an_import_that_takes_long_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a file system that all ranks of a cluster read, torch takes minutes to import."""
+    (tmp_path / "slow_to_import.py").write_text(f"import time\ntime.sleep({HANGS + 4})\nfrom tests.gloo.bodies_for_launch import work\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert len(launch("slow_to_import:work", Order(), 1, tmp_path / "run", list[float], stall=HANGS)[0]) == 10
+
+
 @pytest.mark.parametrize(("what", "words"), [("lingers", r".*1 \(hung\)"), ("crashes", r".*1 \(SIGSEGV\)")])
 def test_what_goes_wrong_after_all_results_are_there_takes_none_away(
     what: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
