@@ -48,13 +48,13 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
         from executor.twin import machines
         from executor.twin import twin as run
         from sim.files.machinefile import machine_files
-        from sim.files.owned import check_folder
+        from sim.files.owned import CALIBRATION, calibration_beside, check_folder
         from sim.files.planfile import load_plan
 
         folder, beside = out or folder_of(plan), machine_files(machines())
-        check_folder(folder, plan, beside)
+        check_folder(folder, plan, (*beside, CALIBRATION))
         found = run(load_plan(plan, tuple(set_ or ())), folder, steps=steps, say=desk.say)
-        result = found.to_dict()
+        result, beside = found.to_dict(), beside | calibration_beside(Path(found.calibration), folder)
         parts = (found.plan, found.prediction.program, result, found.traces, found.comparisons, found.times, beside)
         report = desk.page("comparison", folder, *parts)
         desk.show(result, as_json, "comparison")
@@ -71,11 +71,11 @@ def _runs(app: typer.Typer, desk: Desk) -> None:
     ) -> None:
         """Run the plan on this machine's devices.  Example: steptwin run cpu-comm-bound --how play"""
         from executor.twin import run_plan
-        from sim.files.owned import check_folder
+        from sim.files.owned import CALIBRATION, check_folder
         from sim.files.planfile import load_plan
 
         folder = out or folder_of(plan)
-        check_folder(folder, plan)
+        check_folder(folder, plan, (CALIBRATION,) if how == "play" else ())
         desk.show(run_plan(load_plan(plan, tuple(set_ or ())), folder, how, steps, say=desk.say), as_json, "run")
 
 

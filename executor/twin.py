@@ -264,7 +264,7 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
     check_whole("steps", steps, "timed steps")
     if how not in ("stock", "play"):
         raise BadInput(f"--how {how}: allowed are stock (PyTorch's own machinery) and play (the predicted program)")
-    setting, program = bind(plan, machines()), None
+    setting, program, path = bind(plan, machines()), None, None
     check_runs(setting, stock=how == "stock", play=how == "play")
     with alone_among(folder):
         if how == "stock":
@@ -285,16 +285,20 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
             "warning": warning,
         }
         if leads():
-            keep_run(folder, plan, program, found, trace)
+            keep_run(folder, plan, program, found, trace, path)
     return found
 
 
-def keep_run(folder: Path, plan: Plan, program: Program | None, found: dict[str, Any], trace: Trace) -> None:
-    """Plan, machine, program, environment, summary and trace of a run, whole each."""
+def keep_run(
+    folder: Path, plan: Plan, program: Program | None, found: dict[str, Any], trace: Trace, calibration: Path | None = None
+) -> None:
+    """Plan, machine, the calibration that the program's host ops last by, program, environment, summary and trace of a run, whole each."""
     from sim.files.chrome import write_run
     from sim.files.inputs import write_inputs
     from sim.files.nccl import wires_of
+    from sim.files.owned import calibration_beside
 
-    write_inputs(folder, plan, program, machine_files(machines()))
+    measured = calibration_beside(calibration, folder) if calibration is not None else {}
+    write_inputs(folder, plan, program, machine_files(machines()) | measured)
     write_json(folder / f"summary-{found['how']}.json", found)  # what was trained and what was played share a folder
     write_run(trace, folder, wires_of(plan))

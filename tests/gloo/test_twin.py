@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+import executor.twin
+from executor.play import PlayResult
 from executor.twin import Twin, bucket_bytes, calibrated, twin
 from reports.folder import write_comparison
-from sim.cost.calibration import load_calibration, save_calibration
-from sim.files.planfile import load_plan
+from sim.cost.calibration import Sample, load_calibration, save_calibration
+from sim.files.planfile import dump_plan, load_plan
 from sim.imported.kineto import read_trace
+from sim.predict import predict, predict_setting
+from sim.program import Program
+from sim.setting.bind import Setting
 from tests.gloo.conftest import Probed
+from tests.null.verbs.test_verbs import Call, call
 from topologies.load import load_topology
 
+__all__ = ["call"]
 HERE = load_topology("this-machine")
 
 PLAN = {
@@ -92,3 +100,37 @@ def test_the_folder_holds_all_that_is_needed(found: tuple[Twin, Path]) -> None:
     assert result["runs"]["stock"]["measured_step_s"]["count"] == 6
     assert load_plan(folder / "run" / "plan.toml") == one.plan
     assert read_trace(folder / "run" / "predicted.json.gz").spans
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs are what is predicted: a twin and a run by a made calibration, which nobody probes, without a process. Returns the calibration."""
+    gemm = Sample("fwd", "fp32", (16, 64, 64), 3.3e-3, 3.3e-3, 3.3e-3, 5)
+    file = tmp_path / "runs" / "calibration-2.toml"
+    file.parent.mkdir()
+    save_calibration(replace(load_calibration(None), tables={"gemm": (gemm,)}), file)
+
+    def runs(program: Program, setting: Setting, calibration: Path, *_: Any) -> PlayResult:
+        trace = predict_setting(setting, calibration=calibration, fold=False).trace
+        assert trace is not None
+        return PlayResult(step_times=[1e-3, 2e-3], trace=replace(trace, origin="played"), by_rank=[[1e-3, 2e-3]])
+
+    monkeypatch.setattr(executor.twin, "calibrated", lambda *_: None)
+    monkeypatch.setattr(executor.twin, "run_program", runs)
+    return file
+
+
+@pytest.mark.parametrize("verb", ["twin plan.toml", "run plan.toml --how play"])
+def test_the_folder_is_predicted_again_as_it_was(verb: str, beside: Path, call: Call, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(dump_plan(load_plan(PLAN | {"parallel": {"dp_shard": 2, "zero": 1}})))
+    made = call(*verb.split(), "--out", "runs/run", "--json")
+    assert made.code == 0, made.err
+    words = "predict runs/run/plan.toml --on runs/run/topology.toml --json"
+    again = call(*words.split(), "--calibration", "runs/run/calibration.toml")
+    assert again.code == 0, again.err
+    first = predict(load_plan(tmp_path / "plan.toml"), "this-machine", calibration=beside)
+    assert again.json["step_time_s"] == first.step_time_s != call(*words.split()).json["step_time_s"]
+    if verb.startswith("twin"):
+        assert again.json["step_time_s"] == json.loads((tmp_path / "runs/run/summary.json").read_text())["prediction"]["step_time_s"]
+    (tmp_path / "runs/run/calibration.toml").write_text("mine")
+    assert "calibration.toml was not written by StepTwin" in call(*verb.split(), "--out", "runs/run").err
