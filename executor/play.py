@@ -91,10 +91,11 @@ def run_play(program: Program, host_seconds: dict[str, float], folder: str | Pat
         finally:
             file.unlink(missing_ok=True)
     spans = from_zero([span for rank in found for span in rank.spans])
-    trace = Trace(spans, "played", program.world, program.steps, meta={"program": program.name, "backend": found[0].backend})
     by_rank = [rank.step_times for rank in found]
-    apart = [together(ends) for ends in zip(*(rank.ends for rank in found), strict=True)]
-    return PlayResult(step_times=apart or by_rank[0], trace=trace, by_rank=by_rank)
+    times = [together(ends) for ends in zip(*(rank.ends for rank in found), strict=True)] or by_rank[0]
+    meta = {"program": program.name, "backend": found[0].backend}
+    trace = Trace(spans, "played", program.world, program.steps, meta=meta, timed=times)
+    return PlayResult(step_times=times, trace=trace, by_rank=by_rank)
 
 
 def refuse_servers(program: Program) -> None:

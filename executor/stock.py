@@ -102,10 +102,11 @@ def run_stock(
         found = launch("executor.stock:train", request, plan.world, folder / "stock", RankResult, stall=stall)
     spans = from_zero([span for rank in found for span in rank.spans])
     first = found[0]
+    meta = {"plan": plan.name or plan.model_name, "backend": first.backend}
     return StockResult(
         step_times=first.step_times,
         losses=[sum(values) / len(values) for values in zip(*(rank.losses for rank in found if rank.losses), strict=True)],
-        trace=Trace(spans, "stock", plan.world, profile, meta={"plan": plan.name or plan.model_name, "backend": first.backend}),
+        trace=Trace(spans, "stock", plan.world, profile, meta=meta, timed=first.step_times),
         first_buckets=first.first_buckets,
         buckets=first.buckets,
         by_rank=[rank.step_times for rank in found],

@@ -69,6 +69,8 @@ class Trace(msgspec.Struct):
     reported: int = -1
     """Which of its steps figures are of, counted from the end: the last; where loaders work ahead the one before it, since beside the last no
     next batch is made any more; on a CPU host, whose cores they take, the last while they all work."""
+    timed: list[float] = []
+    """Of a measured run: seconds of each step that was timed, as far as those are others than the ones whose spans were recorded, which takes time."""
 
     def __repr__(self) -> str:
         """Short: a trace has as many spans as a run has ops."""

@@ -98,6 +98,7 @@ def _document(trace: Trace, parts: dict[int, Part]) -> dict[str, Any]:
     meta = {f"steptwin.{key}": value for key, value in trace.meta.items()}
     own = {"origin": trace.origin, "steps": trace.steps, "reported": trace.reported}
     own |= {"weight": {str(number): weight for number, weight in trace.weight.items()}}
+    own |= {"timed": trace.timed} if trace.timed else {}
     return {
         "steptwin": own,
         "schemaVersion": 1,

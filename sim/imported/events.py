@@ -60,6 +60,7 @@ class Own(msgspec.Struct):
     origin: str = ""
     reported: Annotated[int, msgspec.Meta(le=-1)] = -1
     weight: dict[int, Annotated[int, msgspec.Meta(ge=1)]] = {}
+    timed: list[Annotated[float, msgspec.Meta(gt=0)]] = []
 
 
 class _Head(msgspec.Struct, kw_only=True):

@@ -57,7 +57,7 @@ def read_trace(path: Path) -> Trace:
     meta |= {"backend": info.backend} if info.backend else {}
     meta |= {"unread": str(file.unread)} if file.unread else {}
     world = max(info.world_size, len({span.rank for span in spans}) if file.steptwin is None else 1)
-    return Trace(spans, "imported", world, steps, own.weight, memory, meta, own.reported)
+    return Trace(spans, "imported", world, steps, own.weight, memory, meta, own.reported, own.timed)
 
 
 def _spans(file: File) -> list[Span]:

@@ -57,7 +57,10 @@ def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
 
 
 def measured_times(trace: Trace) -> list[float]:
-    """Seconds of each recorded step that counts: the first begins with the recording, not with the step."""
+    """Seconds of each timed step, where the trace tells them: profiled ones take longer. Else of each recorded step that counts: the first begins with
+    the recording, not with the step."""
+    if trace.timed:
+        return trace.timed
     times = step_times(trace)
     return [step_of(trace)] if served(trace) else times[1:] or times
 

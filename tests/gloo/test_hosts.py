@@ -98,7 +98,9 @@ def test_a_run_on_two_hosts_leaves_one_folder_and_says_it_once(tmp_path: Path) -
     }
     assert load_plan(out / "plan.toml") == load_plan(tmp_path / "plan.toml")
     assert json.loads((out / "summary-stock.json").read_text())["how"] == "stock"
-    assert read_measured(out / "stock.json.gz").ranks == [0, 1], "compare reads it elsewhere"
+    trace = read_measured(out / "stock.json.gz")
+    assert trace.ranks == [0, 1], "compare reads it elsewhere"
+    assert trace.timed == json.loads(first.stdout)["steps_s"], "not those beside the profiler"
     assert [path.name for path in (out / "data").iterdir()] == ["samples.sqlite"]
 
 

@@ -110,7 +110,7 @@ def test_four_ranks_two_axes(tmp_path: Path) -> None:
     program = _program(Mesh({"dp_replicate": 2, "tp": 2}), {"step": ops}, {"host": (Call("step", "s0"),)}, steps=1)
     result = run_play(program, {}, tmp_path, 3)
     _whole(program, result.trace)
-    assert len(result.step_times) >= 3
+    assert len(result.step_times) >= 3 and result.trace.timed == result.step_times
 
 
 def test_a_receive_that_is_posted_ahead_holds_up_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sim.files.chrome import write_run
 from sim.imported import read_measured
@@ -85,3 +86,17 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
         measured_file(tmp_path)
     with pytest.raises(BadInput, match="holds no trace"):
         read_measured(tmp_path)
+
+
+def test_a_run_s_steps_are_those_that_were_timed(tmp_path: Path) -> None:
+    """A step takes longer beside the profiler that records its spans; of a run from before its trace told of others there are those alone."""
+    predicted = predict({"model": "gpt2-124m", "seq_len": 256, "parallel": {"pp": 2}, "batch": {"global": 4, "micro": 1}}, "dgx-h100")
+    assert predicted.trace is not None
+    profiled = replace(predicted.trace, origin="stock")
+    write_run(profiled, tmp_path / "before")
+    write_run(replace(profiled, timed=[0.25, 0.125, 0.5]), tmp_path / "now")
+    before, now = (compare(predicted, tmp_path / name) for name in ("before", "now"))
+    assert before.measured_step.median == pytest.approx(predicted.step_time_s)
+    assert (now.measured_step.median, now.measured_step.count) == (0.25, 3)
+    assert (now.classes, now.pairs) == (before.classes, before.pairs), "ops are those of the spans"
+    assert measured_times(read_measured(tmp_path / "now" / "hta" / "stock")) == [0.25, 0.125, 0.5]
