@@ -294,11 +294,12 @@ def keep_run(
 ) -> None:
     """Plan, machine, the calibration that the program's host ops last by, program, environment, summary and trace of a run, whole each."""
     from sim.files.chrome import write_run
-    from sim.files.inputs import write_inputs
+    from sim.files.inputs import forget_other_plan, write_inputs
     from sim.files.nccl import wires_of
     from sim.files.owned import calibration_beside
 
     measured = calibration_beside(calibration, folder) if calibration is not None else {}
+    forget_other_plan(folder, plan)
     write_inputs(folder, plan, program, machine_files(machines()) | measured)
     write_json(folder / f"summary-{found['how']}.json", found)  # what was trained and what was played share a folder
     write_run(trace, folder, wires_of(plan))

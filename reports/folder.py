@@ -18,7 +18,7 @@ from reports.pages.validation import validation_page
 from reports.scene import scene
 from sim.align import Comparison
 from sim.files.chrome import write_run
-from sim.files.inputs import write_inputs
+from sim.files.inputs import forget_other_plan, write_inputs
 from sim.files.nccl import wires_of
 from sim.files.runs import write_atomic, write_json
 from sim.plan import Plan
@@ -61,6 +61,8 @@ def write_comparison(
 ) -> Path:
     """A twin's folder: all traces, the comparison and the report, whose path is returned. `result`: what is printed with `--json`, the prediction's
     figures, the runs' and the notes; `beside` and `topology`: as of `write_prediction`."""
+    if all(trace.origin != "imported" for trace in traces):  # else one may lie in the folder itself, and was measured with pains
+        forget_other_plan(folder, plan)
     write_inputs(folder, plan, program, beside)
     write_json(folder / "summary.json", dict(result))
     for trace in traces:

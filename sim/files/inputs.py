@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from sim.files.kept import kept
-from sim.files.owned import PLAN, write_own
-from sim.files.planfile import dump_plan
+from sim.files.owned import PLAN, is_own, write_own
+from sim.files.planfile import dump_plan, load_plan
 from sim.files.runs import environment, write_atomic, write_json
 from sim.files.text import show_program
 from sim.plan import Plan
 from sim.program import Program
+from topologies.errors import SteptwinError
+
+_ORIGINS = ("predicted", "played", "stock", "imported")
+_RESULTS = (
+    *("summary.json", "summary-stock.json", "summary-play.json", "report.html", "program.txt"),
+    *(f"{origin}.json.gz" for origin in _ORIGINS),
+    *(f"hta/{origin}/rank*.json.gz" for origin in _ORIGINS),
+)
+"""Files of a run's folder that are of its plan."""
+
+
+def forget_other_plan(folder: Path, plan: Plan) -> None:
+    """Removes what runs of another plan left in the folder that now holds a run of `plan`: who compares would take that one's trace for this one's.
+    What lies beside a plan that StepTwin did not write is nobody's to remove."""
+    path = folder / PLAN
+    if not path.exists() or not is_own(path) or _same(path, plan):
+        return
+    for name in _RESULTS:
+        for old in folder.glob(name):
+            old.unlink()
+
+
+def _same(path: Path, plan: Plan) -> bool:
+    """Whether a run's plan is this one, whatever it is called."""
+    try:
+        return replace(load_plan(path), name="") == replace(load_plan(tomllib.loads(dump_plan(kept(plan)))), name="")
+    except SteptwinError:  # of another version
+        return False
 
 
 def write_inputs(folder: Path, plan: Plan, program: Program | None, beside: Mapping[str, str] | None = None) -> None:

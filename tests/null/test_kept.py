@@ -8,12 +8,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from executor.twin import keep_run
 from sim.files.inputs import write_inputs
 from sim.files.kept import kept
 from sim.files.planfile import dump_plan, load_plan
 from sim.model.captured import Captured
+from sim.plan import Plan
+from sim.sections import Batch
 from sim.setting.bind import model_of
+from sim.trace import Span, Trace
 
 DENSE: dict[str, Any] = {"family": "decoder", "layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "ffn": 128}
 LLAMA = {
@@ -53,3 +58,27 @@ def test_a_shipped_model_stays_a_name_and_a_captured_one_a_path(tmp_path: Path, 
     monkeypatch.chdir(tmp_path)
     Path("m.model.json").write_bytes(msgspec.json.encode(Captured(order=(), low=(), high=())))
     assert kept(msgspec.structs.replace(plan, model="m.model.json")).model == str(tmp_path / "m.model.json")
+
+
+def _left(folder: Path, plan: Plan, how: str, trace: Trace) -> set[str]:
+    """What is in a folder after a run of the plan."""
+    keep_run(folder, plan, None, {"how": how}, replace(trace, origin={"stock": "stock", "play": "played"}[how]))
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_runs_of_two_plans_do_not_mix_in_a_folder(tmp_path: Path) -> None:
+    """`compare` took what was trained of one plan beside the prediction of the other, which was played."""
+    plan = load_plan({"model": {"family": "mlp", "widths": [8, 8]}, "precision": "fp32"})
+    other, trace = msgspec.structs.replace(plan, batch=Batch(micro=2)), Trace([Span(0, "compute", "r0/s0/fwd/a", 0.0, 1.0)])
+    stock, played = ({f"{origin}.json.gz", f"hta/{origin}/rank0.json.gz", f"summary-{how}.json"} for origin, how in
+                     (("stock", "stock"), ("played", "play")))  # fmt: skip
+    assert stock <= _left(tmp_path, plan, "stock", trace)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert stock | played <= _left(tmp_path, msgspec.structs.replace(plan, name="the same"), "play", trace), (
+        "of one plan they lie side by side"
+    )
+    left = _left(tmp_path, other, "play", trace)
+    assert played | {"notes.txt"} <= left and not stock & left
+    assert load_plan(tmp_path / "plan.toml") == other
+    (tmp_path / "plan.toml").write_text('model = "gpt2-124m"  # mine\n')
+    assert stock | played <= _left(tmp_path, plan, "stock", trace), "beside a plan of one's own nothing is removed"
