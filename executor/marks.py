@@ -5,7 +5,8 @@
             with record_function(f"step {number}"):     # for nsys: torch.cuda.nvtx.range
                 train(batch)    # under torch.profiler, or nsys profile --trace=cuda,nvtx
 
-Each module's forward and backward run inside a range `op:fwd/L3.attn.qkv`, seen by torch.profiler and, on CUDA, as NVTX by Nsight Systems.
+Each module's forward runs inside a range `op:fwd/L3.attn.qkv`, and what autograd runs of it inside ranges `op:bwd/L3.attn.qkv`, seen by
+torch.profiler and, on CUDA, as NVTX by Nsight Systems.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ try:
     import torch
     from torch import nn
     from torch.profiler import record_function
+    from torch.utils._pytree import tree_leaves
     from torch.utils.hooks import RemovableHandle
 except ModuleNotFoundError:
     needs_torch("marking a model's ops")
@@ -59,7 +61,7 @@ def op_name(module: str) -> str:
 
 @contextmanager
 def marked(model: nn.Module, name: Callable[[str], str] = op_name) -> Iterator[None]:
-    """While open, forward and backward of each named module run inside a range with the op's id.
+    """While open, the forward of each named module, and each node of its backward, run inside a range with the op's id.
 
     name: from a module's dotted name to StepTwin's (`L3.attn.qkv`), "" to leave it unmarked. Raises `BadInput` where it leaves all so.
     """
@@ -70,33 +72,80 @@ def marked(model: nn.Module, name: Callable[[str], str] = op_name) -> Iterator[N
             f"marked: no module of {type(model).__name__} has a name that is known for a part of a decoder ({deep!r} has none): give name=, a "
             'function from a module\'s dotted name to the op\'s in `steptwin predict --out` (program.txt), such as "L3.attn.qkv", or to ""'
         )
-    handles = [handle for module, op in ops for handle in _hooks(module, op)]
+    calls = _Calls()
+    handles = [handle for module, op in ops for handle in calls.hooks(module, op)]
     try:
         yield
     finally:
+        calls.on = False
         for handle in handles:
             handle.remove()
 
 
-def _hooks(module: nn.Module, op: str) -> list[RemovableHandle]:
-    stack: list[Any] = []
+_CLAIMED = "steptwin.op"
+_BARE = re.compile(r"(T|Transpose|Permute|Alias|Squeeze|Unsqueeze)Backward\d|.*AccumulateGrad$")
+"""Nodes of autograd's graph that compute nothing of a module's own: other views of the same memory, and parameters, whose gradients may come from
+several modules."""
 
-    def enter(phase: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            stack.append(_open(f"op:{phase}/{op}"))
 
-        return hook
+class _Calls:
+    """Ranges around each call of a module, and around what autograd will run of it. Of the graph only the nodes are hooked: torch's own hooks of whole
+    modules wrap what goes in and comes out, and then nothing of that may be changed in place."""
 
-    def leave(*_: object) -> None:
-        if stack:
-            _close(stack.pop())
+    def __init__(self) -> None:
+        self.on = True
+        """Until the end of `marked`, which a graph may outlive."""
 
-    return [
-        module.register_forward_pre_hook(enter("fwd")),
-        module.register_forward_hook(leave, always_call=True),  # activation checkpointing breaks a forward off by an exception
-        module.register_full_backward_pre_hook(enter("bwd")),
-        module.register_full_backward_hook(leave),
-    ]
+    def hooks(self, module: nn.Module, op: str) -> list[RemovableHandle]:
+        """Handles of those of one module."""
+        calls: list[tuple[Any, int]] = []
+
+        def enter(*_: object) -> None:
+            calls.append((_open(f"op:fwd/{op}"), _next_node()))
+
+        def leave(module: nn.Module, given: object, found: object) -> None:
+            if calls:
+                mark, first = calls.pop()
+                self._claim(found, first, f"op:bwd/{op}")
+                _close(mark)
+
+        return [
+            module.register_forward_pre_hook(enter),
+            module.register_forward_hook(leave, always_call=True),  # activation checkpointing breaks a forward off by an exception
+        ]
+
+    def _claim(self, found: object, first: int, name: str) -> None:
+        """Opens a range around each node behind a module's output that its call has made (numbers from `first`), and no module inside of it."""
+        left: list[Any] = [one.grad_fn for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
+        seen = set[Any]()
+        while left:
+            node = left.pop()
+            if node is None or node in seen or node._sequence_nr() < first:
+                continue
+            seen.add(node)
+            left += [before for before, _ in node.next_functions]
+            if _CLAIMED not in node.metadata and not _BARE.match(node.name()):
+                node.metadata[_CLAIMED] = name
+                self._around(node, name)
+
+    def _around(self, node: Any, name: str) -> None:
+        marks: list[Any] = []
+
+        def enter(*_: object) -> None:
+            if self.on:
+                marks.append(_open(name))
+
+        def leave(*_: object) -> None:
+            if marks:
+                _close(marks.pop())
+
+        node.register_prehook(enter)
+        node.register_hook(leave)
+
+
+def _next_node() -> int:
+    """The number that the next node of this thread's graph gets."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def _open(name: str) -> Any:

@@ -59,6 +59,87 @@ def test_ranges_are_recorded_and_hooks_removed() -> None:
     assert not layer.ln_1._backward_hooks
 
 
+class _Line:
+    """Ranges as they open and close, in place of the profiler's. A range that closes is the one that opened last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.found = list[str](), list[tuple[str, ...]]()
+        monkeypatch.setattr("executor.marks._open", self._begin)
+        monkeypatch.setattr("executor.marks._close", self._end)
+
+    def _begin(self, name: str) -> str:
+        self.open.append(name.removeprefix("op:"))
+        self.found.append(tuple(self.open))
+        return self.open[-1]
+
+    def _end(self, mark: str) -> None:
+        assert self.open.pop() == mark
+
+
+class _Scale(torch.autograd.Function):
+    """A node of one's own."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *given: torch.Tensor) -> torch.Tensor:
+        return 2 * given[0]
+
+
+class _Outer(nn.Module):
+    """Modules in a module, one of them twice, views in between, and what was computed before the call without being given to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.beside = nn.Linear(8, 8), torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": self.inner(_Scale.apply(self.inner(x).transpose(0, 1)).transpose(0, 1)) + self.beside}
+
+
+def _named(module: str) -> str:
+    return module
+
+
+def test_an_output_may_be_changed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, model = _Line(monkeypatch), nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8))
+    with marked(model, _named):
+        for given in (torch.ones(2, 8), torch.ones(2, 3, 8)):  # of three dimensions the output is a view, and its node is made anew
+            found = model(given)  # needs no gradient
+            found += 1
+            torch.tanh_(found).sum().backward()
+    assert not line.open
+    for name in ("0", "1", "2"):
+        assert {("fwd/" + name,), ("bwd/" + name,)} <= set(line.found)
+    assert model[0].weight.grad is not None and not model[0]._forward_hooks
+
+
+def test_ranges_of_modules_in_modules_stand_inside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, model, before = _Line(monkeypatch), _Outer(), nn.Linear(8, 8)
+    model.add_module("before", before)
+    with marked(model, lambda module: module or "outer"):
+        model.beside = before(torch.ones(8)).sum()
+        model(torch.ones(8, 8))["y"].sum().backward()
+    assert [one for one in line.found if one[0].startswith("fwd")] == [("fwd/before",), ("fwd/outer",), *[("fwd/outer", "fwd/inner")] * 2]
+    backward = [one for one in line.found if one[0].startswith("bwd")]
+    assert {one[-1] for one in backward} == {"bwd/outer", "bwd/inner", "bwd/before"} and all(len(one) == 1 for one in backward)
+    assert backward.count(("bwd/inner",)) == 2, "each call has its own"
+    assert sum(one == ("bwd/outer",) for one in backward) == 2, "its sum, and the node of one's own behind a view"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_layer_that_runs_again_in_its_backward_is_marked_again(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, layer, given = _Line(monkeypatch), _Layer(), torch.ones(2, 8, requires_grad=True)
+    with marked(layer, lambda module: module if module in ("ln_1", "mlp.c_fc", "mlp.c_proj") else ""):
+        checkpoint(layer, given, use_reentrant=reentrant).sum().backward()
+    assert not line.open
+    for name in ("ln_1", "mlp.c_fc", "mlp.c_proj"):
+        assert sum(one[-1] == f"fwd/{name}" for one in line.found) >= 1 + (name != "mlp.c_proj")
+        assert sum(one[-1] == f"bwd/{name}" for one in line.found) == 1
+
+
 def test_a_range_ends_where_checkpointing_breaks_a_layer_off(tmp_path: Path) -> None:
     model = nn.Sequential()
     model.add_module("h", nn.ModuleList([_Layer()]))
