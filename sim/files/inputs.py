@@ -17,6 +17,8 @@ from sim.plan import Plan
 from sim.program import Program
 from topologies.errors import SteptwinError
 
+BEFORE = "before"
+"""Folder in a run's folder, of what runs of another plan left there."""
 _ORIGINS = ("predicted", "played", "stock", "imported")
 _RESULTS = (
     *("summary.json", "summary-stock.json", "summary-play.json", "report.html", "program.txt"),
@@ -27,14 +29,16 @@ _RESULTS = (
 
 
 def forget_other_plan(folder: Path, plan: Plan) -> None:
-    """Removes what runs of another plan left in the folder that now holds a run of `plan`: who compares would take that one's trace for this one's.
-    What lies beside a plan that StepTwin did not write is nobody's to remove."""
+    """Moves what runs of another plan left in the folder that now holds a run of `plan` into `before` there, with that plan: who compares would
+    take that one's trace for this one's. What lies beside a plan that StepTwin did not write is nobody's to move."""
     path = folder / PLAN
     if not path.exists() or not is_own(path) or _same(path, plan):
         return
-    for name in _RESULTS:
+    for name in (PLAN, *_RESULTS):
         for old in folder.glob(name):
-            old.unlink()
+            there = folder / BEFORE / old.relative_to(folder)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            old.replace(there)
 
 
 def _same(path: Path, plan: Plan) -> bool:

@@ -79,6 +79,8 @@ def test_runs_of_two_plans_do_not_mix_in_a_folder(tmp_path: Path) -> None:
     )
     left = _left(tmp_path, other, "play", trace)
     assert played | {"notes.txt"} <= left and not stock & left
+    assert {f"before/{name}" for name in stock | played} <= left, "what took hours to measure is not lost"
+    assert load_plan(tmp_path / "before/plan.toml") == msgspec.structs.replace(plan, name="the same")
     assert load_plan(tmp_path / "plan.toml") == other
     (tmp_path / "plan.toml").write_text('model = "gpt2-124m"  # mine\n')
     assert stock | played <= _left(tmp_path, plan, "stock", trace), "beside a plan of one's own nothing is removed"
