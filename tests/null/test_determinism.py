@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 HOME = Path(__file__).parents[2]
-SMALL = {"model": "gpt2-124m", "seq_len": 512, "batch": {"micro": 2, "global": 16}}
+SMALL = {"model": {"base": "gpt2-124m", "layers": 4}, "seq_len": 512, "batch": {"micro": 2, "global": 16}}
 PLANS: dict[str, tuple[dict[str, Any], str]] = {
     "FSDP with loaders and checkpoints": (
         SMALL | {"parallel": {"dp_shard": 4, "zero": 3}, "data": {"source": "disk", "workers": 2}, "output": {"checkpoint_every": 2}},
@@ -26,7 +26,7 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
         "2x dgx-a100",
     ),
     "DDP on CPUs": (
-        {"model": "gpt2-124m", "seq_len": 128, "batch": {"micro": 1, "global": 2}, "parallel": {"dp_replicate": 2}},
+        SMALL | {"seq_len": 128, "batch": {"micro": 1, "global": 2}, "parallel": {"dp_replicate": 2}},
         "cpu-host",
     ),
 }
