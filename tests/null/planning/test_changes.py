@@ -71,7 +71,8 @@ def test_changes_that_do_not_fit_or_cannot_be_are_not_proposed() -> None:
 @pytest.mark.no_cover
 def test_all_changes_are_looked_at_however_few_are_simulated() -> None:
     """A plan split four ways has more than twenty neighbours; the best of them is the best of any number of tries."""
-    tree = BASE | {"parallel": {"dp_shard": 2, "tp": 2, "pp": 2, "schedule": "1f1b"}, "batch": {"global": 32, "micro": 1}}
+    split = {"dp_shard": 2, "tp": 2, "pp": 2, "schedule": "1f1b"}
+    tree = BASE | {"model": {"base": "gpt2-124m", "layers": 4}, "parallel": split, "batch": {"global": 32, "micro": 1}}
     setting = bind(tree, "dgx-h100")
     step = predict_setting(setting, detail=False).step_time_s
     assert len(neighbours(setting.plan)) > 20
