@@ -133,7 +133,8 @@ def test_a_point_is_found_again_by_its_name() -> None:
 @pytest.mark.no_cover
 def test_no_step_is_below_its_bound() -> None:
     bounds = Bounds()
-    for _, plan in candidates(base(), parse_space("tp=1,4 pp=1,4 zero=1,3 micro=1,2 recompute=none,full gpus=16"), ON):
+    few = load_plan(base(), ("batch.global=32",))
+    for _, plan in candidates(few, parse_space("tp=1,4 pp=1,4 zero=1,3 micro=1,2 recompute=none,full gpus=16"), ON):
         if isinstance(plan, Plan):
             setting = bind(plan, ON)
             bound = bounds.step(setting, pricer_for(setting))
