@@ -37,7 +37,15 @@ CASES: list[tuple[dict[str, Any], str]] = [
         {"parallel": {"tp": 4, "tp_overlap": True}, "batch": {"global": 16, "micro": 16}, "framework": "megatron", "seq_len": 2048},
         "dgx-h100",
     ),
-    ({"parallel": {"dp_replicate": 2}, "precision": "fp32", "data": {"source": "disk", "workers": 1}}, "cpu-host"),
+    (
+        {
+            "parallel": {"dp_replicate": 2},
+            "precision": "fp32",
+            "data": {"source": "disk", "workers": 1},
+            "model": {"base": "gpt2-124m", "layers": 6},
+        },
+        "cpu-host",
+    ),
 ]
 NAMES = [f"{'-'.join([*split['parallel'], *('math' for word in split if word == 'attention')])} on {on}" for split, on in CASES]
 SMALL = 1e-5
