@@ -25,8 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is collected lives to the end: Python's search for cycles leaves it out, and comes as seldom as in the command itself. It took a tenth
-    of the time of all tests."""
+    """What is collected lives to the end: Python's search for cycles leaves it out, and comes as seldom as in the command itself. It took a
+    twentieth of the time of all tests."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
