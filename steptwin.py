@@ -172,16 +172,18 @@ def explain(plan: PlanLike, on: Machine, *, edits: tuple[str, ...] = (), tries: 
 
 def capacity(plan: PlanLike, on: Machine, tokens: float | str, *, how: Reliability | None = None, checkpoint: float | str | None = None,
              prices: Prices | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
-    """Days, GPU-hours, joules, money, goodput for `tokens` (15e12 or "15T"; samples for images). `how`: what fails how often; `checkpoint`:
+    """Days, GPU-hours, joules, money, goodput for `tokens` (15e12, "15T" or "50k samples"; samples for images). `how`: what fails how often; `checkpoint`:
     seconds ("2 min") that one stalls training for (unsaid: the plan's own); `prices`: money per GPU-hour by machine, or a file of it. Raises `BadInput`."""
     from sim.files.planfile import load_plan
+    from sim.planning.capacity.amounts import tokens_of
     from sim.planning.capacity.capacity import capacity as find
-    from topologies.units import count, duration
+    from topologies.units import duration
 
-    amount = count(tokens, "tokens") if isinstance(tokens, str) else tokens
+    plan = load_plan(plan)
+    amount = tokens_of(tokens, plan, "tokens") if isinstance(tokens, str) else tokens
     stall = duration(checkpoint, "checkpoint", ("s", "min")) if isinstance(checkpoint, str) else checkpoint
     machine, edits = str(on) if isinstance(on, Path) else on, _edits(edits)
-    return _shown(find(load_plan(plan), machine, amount, how=how, checkpoint=stall, prices=_prices(prices), seed=seed, edits=edits))
+    return _shown(find(plan, machine, amount, how=how, checkpoint=stall, prices=_prices(prices), seed=seed, edits=edits))
 
 
 def _edits(edits: str | Sequence[str]) -> tuple[str, ...]:

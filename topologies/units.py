@@ -107,6 +107,11 @@ def _show(value: float, steps: tuple[tuple[str, float], ...]) -> str:
     return f"{value / scale:.4g} {unit}"
 
 
+def show_count(value: float) -> str:
+    """`3.072e8` -> `"307.2 M"`; billions as B, as `count` reads them."""
+    return _show(value, (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3), ("", 1.0))).rstrip()
+
+
 def show_size(value: float) -> str:
     """`27262976` -> `"26 MiB"`; exact bytes below 1 KiB."""
     return _show(value, (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0)))

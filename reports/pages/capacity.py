@@ -19,7 +19,9 @@ def capacity_page(title: str, found: Capacity, strong: Sequence[Capacity] = (), 
     """
     changed = f", with {' '.join(found.overrides)}" if found.overrides else ""
     page = Page(
-        title, f"{found.gpus:,} GPUs, {found.topology}{changed}: {found.steps:,} steps of {seconds(found.quiet_step_s)} each, predicted."
+        title,
+        f"{found.trained} on {found.gpus:,} GPUs, {found.topology}{changed}: {found.steps:,} steps of {seconds(found.quiet_step_s)} each, "
+        "predicted.",
     )
     page.cards(_cards(found, unit))
     page.room(found.fits)

@@ -192,9 +192,9 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
     @app.command()
     def capacity(
         plan: PlanName,
-        tokens: Annotated[str, typer.Option(help="Tokens (or samples) to train: 15T, 15e12")] = "",
+        tokens: Annotated[str, typer.Option(help='What to train: tokens (15T, 15e12), or samples of the plan ("50k samples")')] = "",
         epochs: Annotated[float | None, typer.Option(help="In place of --tokens: passes over --dataset")] = None,
-        dataset: Annotated[str, typer.Option(help="Tokens (or samples) of one pass: 300B, 3e11")] = "",
+        dataset: Annotated[str, typer.Option(help='What one pass has: tokens (300B), or samples of the plan ("50k samples")')] = "",
         on: On = "dgx-h100",
         set_: Sets = None,
         days: Annotated[float | None, typer.Option(help="Find the smallest cluster that finishes in so many days")] = None,
@@ -219,14 +219,15 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         """Days, GPU-hours, energy, money, goodput of a training run; --report: scaling curves.  Example: steptwin capacity gpt2-ddp8 --tokens 10B"""
         from sim.files.planfile import load_plan
         from sim.planning.capacity import capacity as planned
+        from sim.planning.capacity.amounts import amount, tokens_of
         from sim.planning.capacity.prices import load_prices
         from sim.planning.capacity.scaling import smallest
         from sim.setting.bind import bind
-        from topologies.units import count
 
         overrides, edits = split(set_)
-        many = [count(text, f"--{name}") if text else None for name, text in (("tokens", tokens), ("dataset", dataset))]
-        base, work = load_plan(plan, overrides), planned.amount(many[0], epochs, many[1])
+        base = load_plan(plan, overrides)
+        many = [tokens_of(text, base, f"--{name}") if text else None for name, text in (("tokens", tokens), ("dataset", dataset))]
+        work = amount(many[0], epochs, many[1])
         how = _reliability(mtbf_gpu, mtbf_node, restart, repair, spares)
         options: dict[str, Any] = {"how": how, "seed": seed, "prices": load_prices(prices) if prices else None, "edits": edits}
         options |= {
@@ -262,7 +263,7 @@ def _curves(desk: Desk, plan: Plan, on: str, work: float, steps: int, options: d
 def _in_words(found: Capacity) -> dict[str, Any]:
     """What a person is shown."""
     shown = found.to_dict()
-    for name in ("interval_s", "unpriced", "lost_s"):
+    for name in ("interval_s", "unpriced", "lost_s", "samples", "seq", "sample_unit", "tokens"):
         del shown[name]
     shown["memory"] = f"{found.memory or ''}"
     shown["overrides"] = " ".join(f"--set {one}" for one in found.overrides)
@@ -274,7 +275,11 @@ def _in_words(found: Capacity) -> dict[str, Any]:
         del shown["mark_reasons"]
     if found.quiet_step_s < found.step_time_s:  # what the plan saves is no part of the days: checkpoints are counted apart
         shown["step_without_checkpoints_s"] = found.quiet_step_s
-    return shown | {"lost_to": found.lost_to(), "days_interval": "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)}
+    return (
+        {"trained": found.trained}
+        | shown
+        | {"lost_to": found.lost_to(), "days_interval": "{:,.4g} to {:,.4g}, of 80 %".format(*found.days_interval)}
+    )
 
 
 def _kept(desk: Desk, plan: Plan, how: Reliability, gpus: int, on: str, edits: tuple[str, ...]) -> None:

@@ -91,12 +91,17 @@ class Sweep(Said, frozen=True, kw_only=True):
 
 class Capacity(Said, frozen=True, kw_only=True):
     """`steptwin capacity --json`: seconds, joules, money in the price file's unit (nothing of it for what is `unpriced`); intervals of
-    80 %, of the step and of the days. `overrides`: what `--days` has changed about the plan to spread it over so many GPUs, as `--set` words."""
+    80 %, of the step and of the days. `overrides`: what `--days` has changed about the plan to spread it over so many GPUs, as `--set` words. `seq`: tokens of a sample, 1 for
+    models without a sequence, which have no `tokens`."""
 
     plan: str
     overrides: list[str]
     gpus: int
     topology: str
+    samples: float
+    seq: int
+    sample_unit: str
+    tokens: float | None
     steps: int
     step_time_s: float
     interval_s: Band

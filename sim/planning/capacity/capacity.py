@@ -12,6 +12,7 @@ from sim.files.machinefile import machine_words
 from sim.lower.output import WRITE
 from sim.memory.report import Fill
 from sim.plan import Plan
+from sim.planning.capacity.amounts import amount, in_words
 from sim.planning.capacity.goodput import Outcome, Reliability, daly, expected
 from sim.planning.capacity.prices import money, paid_gpus, unpriced
 from sim.predict import predict_setting
@@ -79,10 +80,20 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     memory: Fill | None = None
     unpriced: tuple[str, ...] = ()
     """What was changed about the machine and is not among the prices: `money` has nothing for it."""
+    samples: float = 0.0
+    """What is trained, samples seen again counted again: whole batches of it are `steps`."""
+    seq: int = 1
+    """Tokens of a sample; 1 for models without a sequence."""
+    sample_unit: str = "samples"
 
     @property
     def days(self) -> float:
         return self.elapsed_s / DAY
+
+    @property
+    def trained(self) -> str:
+        """What is trained, in words: `150,000 samples of 2,048 tokens, 307.2 M tokens`."""
+        return in_words(self.samples, self.seq, self.sample_unit)
 
     @property
     def quiet_step_s(self) -> float:
@@ -99,6 +110,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
         rows = [
             *([("plan", " ".join((self.plan, *(f"--set {one}" for one in self.overrides))))] if self.plan else []),
             ("GPUs", f"{self.gpus:,} of {self.topology}" + ("" if self.fits else "; DOES NOT FIT into memory")),
+            ("trained", self.trained),
             ("steps", f"{self.steps:,} of {self.quiet_step_s:.4g} s"),
             (
                 "elapsed",
@@ -136,23 +148,13 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
         return found | {"interval_s": {"low": low, "high": high, "level": LEVEL}, "days_interval": list(self.days_interval)}
 
     def _rows(self) -> list[dict[str, Any]]:
-        more = {"memory": msgspec.to_builtins(self.memory), "days": self.days, "days_interval": self.days_interval}
+        more = {
+            "memory": msgspec.to_builtins(self.memory),
+            "tokens": self.samples * self.seq if self.seq > 1 else None,
+            "days": self.days,
+            "days_interval": self.days_interval,
+        }
         return [msgspec.structs.asdict(self) | more]
-
-
-def amount(tokens: float | None = None, epochs: float | None = None, dataset: float | None = None) -> float:
-    """Tokens (or samples) of a training run: said as such, or as `epochs` over a data set of `dataset` tokens (or samples).
-
-    Raises `BadInput` unless exactly one of the two is said, with positive numbers.
-    """
-    if (tokens is None) == (epochs is None and dataset is None):
-        raise BadInput("say tokens, or epochs and dataset: how many passes over a data set of so many tokens (samples for images)")
-    if tokens is None and (epochs is None or dataset is None):
-        raise BadInput("epochs and dataset go together: how many passes, and how many tokens (samples for images) one pass has")
-    found = tokens if tokens is not None else (epochs or 0.0) * (dataset or 0.0)
-    if not isinstance(found, (int, float)) or not found > 0 or not math.isfinite(found):
-        raise BadInput(f"tokens = {found!r} must be a positive number")
-    return found
 
 
 def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability | None = None, checkpoint: float | None = None,
@@ -174,7 +176,8 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
     saves = setting.plan.output.checkpoint_every > 0
     step = _saving(setting, 0) if saves else found.step_time_s
     report, fit = figures_of_memory(setting, remedies=False)
-    steps = math.ceil(tokens / (plan.global_batch * setting.network.seq))
+    network = setting.network
+    steps = math.ceil(tokens / (plan.global_batch * network.seq))
     how = how or Reliability()
     work = steps * step
     writing = writing_seconds(setting, pricer_for(setting)) if saves else 0.0
@@ -190,6 +193,9 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
         gpus=plan.world,
         plan=plan.name or plan.model_name,
         topology=machine_words(setting.topology),
+        samples=tokens / network.seq,
+        seq=network.seq,
+        sample_unit=network.sample_unit,
         steps=steps,
         step_time_s=found.step_time_s,
         interval=found.interval,

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from reports.pages.capacity import capacity_page
 from sim.files.planfile import load_plan
-from sim.planning.capacity.capacity import Capacity, amount, capacity
+from sim.planning.capacity.amounts import amount, tokens_of
+from sim.planning.capacity.capacity import Capacity, capacity
 from sim.planning.capacity.goodput import Reliability
 from sim.planning.capacity.prices import price_of
 from sim.planning.capacity.scaling import Curve, scaling, smallest
@@ -19,7 +21,7 @@ from sim.planning.explain.explanation import Explanation, explain
 from sim.planning.sweeps.space import parse_space, settings_of
 from sim.planning.sweeps.sweep import Sweep, sweep
 from sim.tables import Tabular, aligned, frame
-from topologies.errors import BadInput
+from topologies.errors import BadInput, UnitError
 from topologies.load import load_topology
 
 PLAN = load_plan(
@@ -89,6 +91,34 @@ def test_tokens_or_epochs() -> None:
     for bad in ({}, {"tokens": 1.0, "epochs": 2.0}, {"epochs": 3.0}, {"dataset": 3.0}, {"tokens": -1.0}, {"epochs": 0.0, "dataset": 1.0}):
         with pytest.raises(BadInput):
             amount(**bad)
+
+
+def test_samples_are_as_many_tokens_as_the_plans_are_long() -> None:
+    long, picture = PLAN.seq_len or 0, load_plan({"model": "resnet50", "batch": {"micro": 8}})
+    assert long > 1 and tokens_of("15T", PLAN, "--tokens") == tokens_of("15T tokens", PLAN, "--tokens") == 15e12
+    for text in ("50k samples", "50K sequences", "50_000 samples", "5e4 Samples"):
+        assert tokens_of(text, PLAN, "--tokens") == 50_000 * long
+    assert tokens_of("1 sample", PLAN, "--tokens") == long
+    for text in ("50k", "50k samples", "50k images", "50k pictures"):
+        assert tokens_of(text, picture, "--tokens") == 50_000
+    for text in ("50k smples", "50k images", "k samples", "many"):
+        with pytest.raises(UnitError, match=rf'at --dataset.*counts tokens \(15T\); "50k samples" are sequences of {long:,} tokens'):
+            tokens_of(text, PLAN, "--dataset")
+    with pytest.raises(UnitError, match=r'counts images .*"50k samples"'):
+        tokens_of("15T tokens", picture, "--tokens")
+
+
+def test_a_run_says_what_it_trains() -> None:
+    found = capacity(PLAN, "dgx-h100", tokens_of("50k samples", PLAN, "--tokens"))
+    assert found.steps == -(-50_000 // PLAN.global_batch) and found.samples == 50_000
+    assert f"50,000 samples of {PLAN.seq_len:,} tokens, " in str(found) and f"50,000 samples of {PLAN.seq_len:,} tokens, " in capacity_page(
+        "c", found
+    )
+    plain = found.to_dict()
+    assert (plain["samples"], plain["seq"], plain["sample_unit"]) == (50_000, PLAN.seq_len, "sequences")
+    assert plain["tokens"] == 50_000 * (PLAN.seq_len or 0)
+    pictures = capacity(load_plan({"model": "resnet50", "batch": {"micro": 8}}), "dgx-h100", 150_000)
+    assert "150,000 images" in str(pictures) and "tokens" not in pictures.trained and pictures.to_dict()["tokens"] is None
 
 
 def test_a_sweep_is_a_table(tmp_path: Path) -> None:

@@ -321,6 +321,14 @@ def test_capacity_finds_the_smallest_cluster(call: Call) -> None:
     assert never.code == 2 and "the fastest was" in never.err
 
 
+def test_capacity_takes_a_data_set_by_its_samples(call: Call) -> None:
+    words = ("capacity", "plan.toml", "--epochs", "3", "--dataset", "50k samples")
+    assert call(*words, "--json").json["steps"] == 37_500
+    assert "150,000 samples of 256 tokens, 38.4 M tokens" in call(*words).out
+    wrong = call("capacity", "plan.toml", "--tokens", "50k smples")
+    assert wrong.code == 2 and "15T" in wrong.err and "50k samples" in wrong.err
+
+
 def test_the_table_of_rooms_names_every_verb_and_no_other() -> None:
     from typer.main import get_command
 

@@ -1,0 +1,67 @@
+"""How much a training run trains: tokens, or samples of so many, as people say it and as they are told."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from sim.framework.chosen import framework_of
+from sim.model import Network
+from sim.plan import Plan
+from sim.setting.bind import network_of
+from topologies.errors import BadInput, UnitError
+from topologies.units import count, show_count
+
+_SAID = re.compile(r"(.*?)\s*\b([a-z]{3,})\s*\Z", re.IGNORECASE | re.DOTALL)
+"""A number, and a word for what it counts: no unit of a number has three letters."""
+
+
+def amount(tokens: float | None = None, epochs: float | None = None, dataset: float | None = None) -> float:
+    """Tokens (or samples) of a training run: said as such, or as `epochs` over a data set of `dataset` tokens (or samples).
+
+    Raises `BadInput` unless exactly one of the two is said, with positive numbers.
+    """
+    if (tokens is None) == (epochs is None and dataset is None):
+        raise BadInput("say tokens, or epochs and dataset: how many passes over a data set of so many tokens (samples for images)")
+    if tokens is None and (epochs is None or dataset is None):
+        raise BadInput("epochs and dataset go together: how many passes, and how many tokens (samples for images) one pass has")
+    found = tokens if tokens is not None else (epochs or 0.0) * (dataset or 0.0)
+    if not isinstance(found, (int, float)) or not found > 0 or not math.isfinite(found):
+        raise BadInput(f"tokens = {found!r} must be a positive number")
+    return found
+
+
+_ALSO = {"images": ("pictures",)}
+"""Other words for what a sample is."""
+
+
+def tokens_of(text: str, plan: Plan, where: str) -> float:
+    """Tokens that `text` says (samples for models without a sequence): `"15T"`, or `"50k samples"`, each of as many tokens as a sample of `plan` has.
+
+    Raises `UnitError` that shows both forms, and `BadInput` for a plan without a model.
+    """
+    network = network_of(plan, framework_of(plan))
+    said = _SAID.match(text[:80])
+    number, word = said.groups() if said else (text, "")
+    each = {name: float(network.seq) for name in ("samples", network.sample_unit, *_ALSO.get(network.sample_unit, ()))}
+    each |= {"tokens": 1.0} if network.seq > 1 else {}
+    unit = word.lower().rstrip("s") + "s" if word else ""
+    if unit and unit not in each:
+        raise UnitError(f"unknown unit {word[:20]!r} at {where}. Allowed: {', '.join(each)}. {_forms(network)}")
+    try:
+        return count(number, where) * each.get(unit, 1.0)
+    except UnitError as error:
+        raise UnitError(f"{error}. {_forms(network)}") from None
+
+
+def _forms(network: Network) -> str:
+    """Both ways of saying how much, for an error."""
+    if network.seq > 1:
+        return f'A bare number counts tokens (15T); "50k samples" are sequences of {network.seq:,} tokens'
+    return f'A bare number counts {network.sample_unit} (50k), as "50k samples" does'
+
+
+def in_words(samples: float, seq: int, unit: str) -> str:
+    """`150,000 samples of 2,048 tokens, 307.2 M tokens`; of models without a sequence `150,000 images`."""
+    many = f"{samples:,.0f}" if samples >= 100 or samples == int(samples) else f"{samples:.3g}"
+    return f"{many} samples of {seq:,} tokens, {show_count(samples * seq)} tokens" if seq > 1 else f"{many} {unit}"
