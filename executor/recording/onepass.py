@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,8 +74,29 @@ def _recurrent(
 
 def record(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], precision: str) -> Recorder:
     """The recorder after one pass. Raises `BadInput` that names the module where the code fails or needs a tensor's values."""
-    dtype = _DTYPES[precision]
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    try:
+        return _recorded(build, inputs, _DTYPES[precision])
+    except BadInput as error:
+        wrong = str(error)
+    # What the error held of the failed pass goes now: fake tensors that die with the interpreter corrupt its memory.
+    gc.collect()
+    raise BadInput(wrong)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Torch logs a traceback where it finds no shape for an op's outcome; what went wrong is said here, once."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _recorded(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], dtype: torch.dtype) -> Recorder:
+    with FakeTensorMode(allow_non_fake_inputs=True), _unlogged():
         model = _built(build, dtype)
         values = [_value(one, dtype) for one in inputs]
         recorder = Recorder(model)

@@ -138,6 +138,33 @@ def test_errors_say_where_and_what_to_do(name: str, text: str, message: str, tmp
     assert not list(tmp_path.iterdir())
 
 
+MIXED = """from torch import nn
+
+
+def build():
+    layer = nn.TransformerEncoderLayer(64, 4, batch_first=True)
+    return nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.Flatten(2), nn.TransformerEncoder(layer, 2))
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return self.inner(x) @ self.inner(x)
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("build", "8x1x16x16:fp32"), ("Twice", "8x4:fp32")])
+def test_inputs_of_a_wrong_shape_end_with_one_message(name: str, text: str, tmp_path: Path) -> None:
+    """Fake tensors of the failed pass die before the interpreter, whose end they would corrupt, and torch logs nothing of its own."""
+    (tmp_path / "mixed.py").write_text(MIXED)
+    words = ("plan", "capture", f"mixed:{name}", "--input", text, "--out", "x.model.json", "--trust")
+    done = subprocess.run([sys.executable, "-m", "steptwin", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and f"fails on inputs {text}" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Refused, match=r"pip install 'steptwin\[torch\]'"):
