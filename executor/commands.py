@@ -26,7 +26,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
     def capture_(
         module: Annotated[str, typer.Argument(help="my_package.my_module:build, a function that returns a torch.nn.Module")],
         input_: Annotated[list[str], typer.Option("--input", help="Shape and dtype of an input: 8x3x224x224:fp32; may be repeated")],
-        out: Annotated[Path, typer.Option("--out", help="The model file to write")],
+        out: Annotated[Path, typer.Option("--out", help="The model file to write; its name ends in .json")],
         precision: Annotated[str, typer.Option(help="Dtype of parameters and floating-point inputs")] = "",
         trust: Annotated[bool, typer.Option("--trust", help="Import and run the named code; without this nothing of it runs")] = False,
     ) -> None:

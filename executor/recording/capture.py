@@ -27,12 +27,12 @@ SUFFIX = ".model.json"
 
 
 def capture_to(spec: str, inputs: Sequence[str | Input], out: str | Path, trust: bool = False, *, precision: str = "") -> Path:
-    """Captures `package.module:function` and writes `out`, a `*.model.json` that a plan names as its `model`.
+    """Captures `package.module:function` and writes `out`, a file that a plan names as its `model`.
 
     Args:
         spec: a function without arguments that returns the module. It is imported and run only with `trust`.
         inputs: shapes with the batch first, and dtypes: `2x3x224x224:fp32`, `8x128:int64`.
-        out: the file; `.model.json` is added where it is missing.
+        out: the file, as it is named: its name ends in .json, by which a plan's `model` knows a file.
         precision: dtype of parameters and floating-point inputs; unsaid, that of the first floating-point input.
 
     Raises `BadInput` for code that cannot be loaded or run, or that decides by the values of tensors; `Refused`
@@ -40,14 +40,19 @@ def capture_to(spec: str, inputs: Sequence[str | Input], out: str | Path, trust:
     """
     read = tuple(one if isinstance(one, Input) else read_input(one) for one in inputs)
     chosen = precision_of(read, precision)
-    target = Path(out)
-    if not target.name.endswith(SUFFIX):
-        target = target.with_name(target.name.removesuffix(".json") + SUFFIX)
+    target = _named(Path(out))
     if not target.parent.is_dir():
         raise BadInput(f"folder {target.parent} does not exist. Make it, or give another --out")
     needs_torch(f"capturing {spec}")
     build = load_builder(spec, trust)
-    return save(capture(build, read, name=target.name.removesuffix(SUFFIX), precision=chosen), target)
+    return save(capture(build, read, name=target.stem.removesuffix(".model"), precision=chosen), target)
+
+
+def _named(path: Path) -> Path:
+    """Raises `BadInput` for a name by which a plan would not know that its model is a file."""
+    if path.suffix != ".json":
+        raise BadInput(f"a captured model's file ends in .json, by which a plan's `model` knows it: {path} does not. Write {path}{SUFFIX}")
+    return path
 
 
 def capture(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], *, name: str = "", precision: str = "fp32") -> Captured:
@@ -82,9 +87,7 @@ def capture(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], *, 
 
 
 def save(model: Captured, path: str | Path) -> Path:
-    """Writes a `*.model.json` that `load_model` reads."""
-    target = Path(path)
-    if not target.name.endswith(SUFFIX):
-        raise BadInput(f"a captured model's file ends in {SUFFIX}, not {target.name}")
+    """Writes a `*.json` that `load_model` reads. Raises `BadInput` for another name."""
+    target = _named(Path(path))
     target.write_bytes(msgspec.json.encode(model))
     return target

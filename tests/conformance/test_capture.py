@@ -247,5 +247,5 @@ def test_what_a_capture_cannot_answer_is_refused() -> None:
         describe(spec, Shape(micro=8, seq=1), PLAIN)
     with pytest.raises(Refused, match="set tp = cp = ep = 1"):
         describe(spec, Shape(micro=8, seq=1, tp=2, precision="fp32"), PLAIN)
-    with pytest.raises(BadInput, match=r"ends in \.model\.json"):
-        save(spec, "x.json")
+    with pytest.raises(BadInput, match=r"ends in \.json"):
+        save(spec, "x.pt")

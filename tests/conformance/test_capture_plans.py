@@ -26,7 +26,7 @@ INPUTS = {"Cnn": "4x3x32x32:fp32", "Words": "4x32:int64", "Lstm": "4x24:int64"}
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    return {name: capture_to(f"{ZOO}:{name}", [text], folder / name.lower(), trust=True) for name, text in INPUTS.items()}
+    return {name: capture_to(f"{ZOO}:{name}", [text], folder / f"{name.lower()}.model.json", trust=True) for name, text in INPUTS.items()}
 
 
 def plan(path: Path, **more: Any) -> dict[str, Any]:
@@ -110,10 +110,20 @@ def test_a_sweep_takes_the_precision_that_it_was_captured_in(files: dict[str, Pa
     assert {row.outcome for row in found.rows} == {"done"} and len(found.rows) == 2
 
 
+def test_the_file_is_called_as_it_is_told(tmp_path: Path) -> None:
+    found = capture_to(f"{ZOO}:Cnn", ["4x3x32x32:fp32"], tmp_path / "mine.json", trust=True)
+    assert [*tmp_path.iterdir()] == [found] == [tmp_path / "mine.json"]
+    network = bind(plan(found), "dgx-h100").network
+    assert network.name == "mine" and network.parameters > 0
+    for name in ("mine", "mine.pt"):
+        with pytest.raises(BadInput, match=rf"{name} does not\. Write .*{name}\.model\.json"):
+            capture_to(f"{ZOO}:Cnn", ["4x3x32x32:fp32"], tmp_path / name, trust=True)
+
+
 def test_nothing_runs_without_trust(tmp_path: Path) -> None:
     (tmp_path / "bomb.py").write_text("raise SystemExit('ran')\n")
     code = "import sys; sys.path.insert(0, sys.argv[1])\nfrom executor.recording.capture import capture_to\ncapture_to('bomb:build', ['2x2'], sys.argv[2])"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), str(tmp_path / "x")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), str(tmp_path / "x.json")], capture_output=True, text=True, timeout=60)
     assert "add --trust" in done.stderr and "ran" not in done.stderr.replace("runs its code", "")
     assert not list(tmp_path.glob("*.json"))
 
@@ -134,7 +144,7 @@ def test_nothing_runs_without_trust(tmp_path: Path) -> None:
 )
 def test_errors_say_where_and_what_to_do(name: str, text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=message):
-        capture_to(f"{ZOO}:{name}", [text], tmp_path / "x", trust=True)
+        capture_to(f"{ZOO}:{name}", [text], tmp_path / "x.json", trust=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -168,7 +178,7 @@ def test_inputs_of_a_wrong_shape_end_with_one_message(name: str, text: str, tmp_
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Refused, match=r"pip install 'steptwin\[torch\]'"):
-        capture_to(f"{ZOO}:Cnn", ["4x3x32x32"], tmp_path / "x", trust=True)
+        capture_to(f"{ZOO}:Cnn", ["4x3x32x32"], tmp_path / "x.json", trust=True)
 
 
 def test_code_that_cannot_be_loaded(tmp_path: Path) -> None:
@@ -178,10 +188,10 @@ def test_code_that_cannot_be_loaded(tmp_path: Path) -> None:
         ("zoo", r"Write package\.module:function"),
     ):
         with pytest.raises(BadInput, match=message):
-            capture_to(spec, ["2x2"], tmp_path / "x", trust=True)
+            capture_to(spec, ["2x2"], tmp_path / "x.json", trust=True)
     with pytest.raises(BadInput, match="no input is given"):
-        capture_to(f"{ZOO}:Cnn", [], tmp_path / "x", trust=True)
+        capture_to(f"{ZOO}:Cnn", [], tmp_path / "x.json", trust=True)
     with pytest.raises(BadInput, match="batches differ: 2, 3"):
-        capture_to(f"{ZOO}:Cnn", ["2x2", "3x2"], tmp_path / "x", trust=True)
+        capture_to(f"{ZOO}:Cnn", ["2x2", "3x2"], tmp_path / "x.json", trust=True)
     with pytest.raises(BadInput, match=r"folder .* does not exist"):
-        capture_to(f"{ZOO}:Cnn", ["2x2"], tmp_path / "no" / "x", trust=True)
+        capture_to(f"{ZOO}:Cnn", ["2x2"], tmp_path / "no" / "x.json", trust=True)

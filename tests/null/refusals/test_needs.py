@@ -24,7 +24,7 @@ steptwin.main()
 
 
 @pytest.mark.parametrize(
-    "verb", ["run tiny-ddp", "twin tiny-ddp", "probe", "here ddp", "here --gpu", "plan capture a:b --input 1:fp32 --out x --trust"]
+    "verb", ["run tiny-ddp", "twin tiny-ddp", "probe", "here ddp", "here --gpu", "plan capture a:b --input 1:fp32 --out x.json --trust"]
 )
 def test_one_message_and_exit_code_2(verb: str) -> None:
     found = subprocess.run([sys.executable, "-c", _WITHOUT, *verb.split()], capture_output=True, text=True, timeout=60)
