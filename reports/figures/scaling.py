@@ -127,11 +127,19 @@ def goodput(strong: Sequence[Capacity], weak: Sequence[Capacity]) -> go.Figure:
     return figure
 
 
+_MARKS = 3
+"""That an axis shows at least where values differ."""
+
+
 def _decades(values: Sequence[float]) -> dict[str, object]:
-    """Marks of a logarithmic axis at 1, 2, 5 of each decade, written out."""
+    """Marks of a logarithmic axis at 1, 2, 5 of each decade, written out; of fewer than three among the values even steps take the place."""
     low, high = min(values, default=1.0), max(values, default=1.0)
     ends = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) if low > 0 else range(1)
     marks = [step * 10.0**power for power in ends for step in (1, 2, 5) if 0.5 * low <= step * 10.0**power <= 2 * high]
+    if high > low > 0 and sum(low <= mark <= high for mark in marks) < _MARKS:
+        size = 10.0 ** math.floor(math.log10((high - low) / _MARKS))
+        step = max(size * times for times in (1, 2, 5) if _MARKS * size * times <= high - low)
+        marks = [step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return {"tickvals": marks, "ticktext": [f"{mark:,.10g}" for mark in marks]}
 
 

@@ -131,6 +131,13 @@ def test_labels_of_the_two_curves_lie_apart() -> None:
     assert strong.customdata == weak.customdata == (8, 16)
 
 
+@pytest.mark.parametrize(("least", "most"), [(0.103, 0.26), (0.205, 0.39), (1.61, 1.9), (0.16, 0.17), (1.0, 90.0)])
+def test_days_of_less_than_a_decade_have_marks(least: float, most: float) -> None:
+    runs = [_run(8, most * 86400 / 1.25), _run(16, least * 86400 / 1.25)]
+    marks = expense(runs, [], "").layout.xaxis.tickvals
+    assert 3 <= sum(least <= mark <= most for mark in marks) <= 8
+
+
 @pytest.mark.parametrize("money", [None, 0.0])
 def test_expense_needs_neither_sizes_nor_prices(money: float | None) -> None:
     """No size over which the plan divides; GPUs that cost nothing, whose zeros no logarithmic axis shows."""
