@@ -82,11 +82,12 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
                 from sim.planning.sweeps.search import search
 
                 found = search(base, points, on, out, trials=trials, seed=seed, **how)
-        tell(desk, found, edits, batch(base, written, found), again_by(plan, overrides, edits, found), as_json)
+        again = [again_by(plan, overrides, edits, found, row) for row in (found.best, found.roomy)]
+        tell(desk, found, edits, batch(base, written, found), again, as_json)
         if failed := found.failure:
             desk.say(f"{found.counts['failed']} plans failed, a fault of StepTwin: please report {failed.key} ({failed.reason})")
         if report:
-            desk.say(f"report: {desk.page('sweep', report, plan, found)}")
+            desk.say(f"report: {desk.page('sweep', report, f'{base.name or base.model_name} on {changed_words(on, edits)}', found)}")
 
 
 @contextmanager
@@ -225,10 +226,9 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         from sim.setting.bind import bind
 
         overrides, edits = split(set_)
-        base = load_plan(plan, overrides)
+        base, how = load_plan(plan, overrides), _reliability(mtbf_gpu, mtbf_node, restart, repair, spares)
         many = [tokens_of(text, base, f"--{name}") if text else None for name, text in (("tokens", tokens), ("dataset", dataset))]
         work = amount(many[0], epochs, many[1])
-        how = _reliability(mtbf_gpu, mtbf_node, restart, repair, spares)
         options: dict[str, Any] = {"how": how, "seed": seed, "prices": load_prices(prices) if prices else None, "edits": edits}
         options |= {
             "checkpoint": _time(checkpoint, "--checkpoint", ("s", "min")),
@@ -244,7 +244,9 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
             _kept(desk, base, how, found.gpus, on, edits)
         desk.show((found.to_dict() if as_json else _in_words(found)) | unfit(found, as_json), as_json, "capacity")
         if report:
-            desk.say(f"report: {desk.page('capacity', report, plan, found, *_curves(desk, base, on, work, found.steps, options))}")
+            desk.say(
+                f"report: {desk.page('capacity', report, f'{found.plan} on {found.topology}', found, *_curves(desk, base, on, work, found.steps, options))}"
+            )
         if not found.fits:
             raise typer.Exit(3)
 

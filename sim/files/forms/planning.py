@@ -86,6 +86,9 @@ class Sweep(Said, frozen=True, kw_only=True):
     best: str
     again: str
     """The call that predicts the best plan; empty where keys alone do not say it."""
+    roomy: str
+    """The best plan that leaves its devices room, where the best is nearly full (else empty), and the call that predicts it."""
+    roomy_again: str
     file: str
 
 

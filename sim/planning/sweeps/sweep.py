@@ -78,6 +78,12 @@ class Sweep(Ranked, msgspec.Struct):
         return next(iter(self.ranked), None)
 
     @property
+    def roomy(self) -> Row | None:
+        """The best plan that leaves its devices room, where the best of all does not."""
+        found = next((row for row in self.ranked if not row.nearly_full), None)
+        return found if self.best and self.best.nearly_full else None
+
+    @property
     def by_machine(self) -> list[Row]:
         """The best plan of each machine and number of GPUs, the best of all first."""
         found: dict[tuple[str, int | None], Row] = {}

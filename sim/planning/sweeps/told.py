@@ -37,17 +37,25 @@ def changes(space: Mapping[str, tuple[str, ...]], prices: Container[str] | None)
     return [edit for edits in each if prices is not None and not any(edit in prices for edit in edits) for edit in edits]
 
 
-def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str], again: str, as_json: bool) -> None:
-    """The best plans, what became of the others, points that are none, and the call that predicts the best (`again`)."""
+def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str], again: list[str], as_json: bool) -> None:
+    """The best plans, what became of the others, points that are none, and the calls that predict the best and, where that is nearly full,
+    the best with room (`again`; empty: none)."""
     refusals = [{"plans": count, "such_as": reason} for count, reason in found.refusals]
     told: dict[str, Any] = {"counts": found.counts, "best": found.best.key if found.best else "", "file": found.path}
     if as_json:
-        told |= {"again": again, "alike": found.alike, "front": [said_row(row) for row in found.front], "refusals": refusals}
+        told |= {
+            "again": again[0],
+            "roomy": found.roomy.key if found.roomy else "",
+            "roomy_again": again[1],
+            "alike": found.alike,
+            "front": [said_row(row) for row in found.front],
+            "refusals": refusals,
+        }
         told |= {"rows": [said_row(row) for row in found.ranked], "by_machine": [said_row(row) for row in found.by_machine]}
         desk.show(told, True, "sweep")
         return
     told = {"machine changed by": ", ".join(edits)} | told if edits else told
-    told |= faster(found) | _roomy(found)
+    told |= faster(found) | ({"best with room in memory": found.roomy.key} if found.roomy else {})
     told |= {"alike": f"{found.alike:,} more points mean the same plan as one of these"} if found.alike else {}
     desk.show(_few(found) | more | told, False, "sweep")
     if len(found.by_machine) > 1:
@@ -56,8 +64,10 @@ def tell(desk: Desk, found: Sweep, edits: tuple[str, ...], more: dict[str, str],
         desk.say(f"warning: {text}")
     if refusals:
         desk.show({"rows": refusals[:3]}, False, "points that are no plan")
-    if again:
-        desk.say(f"the best plan: {again}")
+    full = ", nearly full" if found.best and found.best.nearly_full else ""
+    for what, call in zip((f"the best plan{full}", "the best with room in memory"), again, strict=True):
+        if call:
+            desk.say(f"{what}: {call}")
 
 
 def faster(found: Sweep) -> dict[str, str]:
@@ -67,12 +77,6 @@ def faster(found: Sweep) -> dict[str, str]:
         return {}
     worth = "model FLOPs for their money" if fast.cost else "model FLOPs per second and GPU"
     return {"best by": worth, "fastest": fast.key}
-
-
-def _roomy(found: Sweep) -> dict[str, str]:
-    """The best plan that leaves a device room, where the best of all does not."""
-    roomy = next((row for row in found.ranked if not row.nearly_full), None)
-    return {"best with room in memory": roomy.key} if roomy and roomy is not found.ranked[0] else {}
 
 
 def unfelt_by_all(found: Sweep, edits: tuple[str, ...]) -> list[str]:
@@ -93,12 +97,12 @@ def unfelt_by_all(found: Sweep, edits: tuple[str, ...]) -> list[str]:
     return [f"{key}={','.join(values[key])}{text}" for key, text in told.items() if key not in felt]
 
 
-def again_by(source: str, overrides: tuple[str, ...], edits: tuple[str, ...], found: Sweep) -> str:
-    """The call that predicts the best plan, with what `gpus` left to data parallelism; empty where keys alone do not make it of `source`."""
-    if found.best is None or found.base is None:
+def again_by(source: str, overrides: tuple[str, ...], edits: tuple[str, ...], found: Sweep, row: Row | None) -> str:
+    """The call that predicts the plan of a row, with what `gpus` left to data parallelism; empty where keys alone do not make it of `source`, or there is no row."""
+    if row is None or found.base is None:
         return ""
-    made, varied = found.plan(found.best), settings_of(found.best.key)
-    words = [*overrides, *(word for word in named(found.base, found.best.key)[0].overrides if not word.startswith("gpus="))]
+    made, varied = found.plan(row), settings_of(row.key)
+    words = [*overrides, *(word for word in named(found.base, row.key)[0].overrides if not word.startswith("gpus="))]
     if "gpus" in varied:
         words += [
             f"parallel.{axis}={getattr(made.parallel, axis)}" for axis in ("dp_replicate", "dp_shard") if f"parallel.{axis}" not in varied
@@ -107,8 +111,8 @@ def again_by(source: str, overrides: tuple[str, ...], edits: tuple[str, ...], fo
         same = load_plan(source, tuple(words)) == made
     except BadInput:
         return ""
-    sets = [word for one in (*words, *edits, *found.best.edits) for word in ("--set", one)]
-    return shlex.join(["steptwin", "predict", source, "--on", found.best.on, *sets]) if same else ""
+    sets = [word for one in (*words, *edits, *row.edits) for word in ("--set", one)]
+    return shlex.join(["steptwin", "predict", source, "--on", row.on, *sets]) if same else ""
 
 
 def _few(found: Sweep) -> dict[str, Any]:

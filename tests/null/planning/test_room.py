@@ -93,6 +93,8 @@ def test_plans_of_a_sweep_say_so_and_the_best_with_room_is_named(
     assert found.best.fill == fill_of(bind(NONE, "dgx-h100", edits))
     assert "nearly full" in str(found).splitlines()[2] and "nearly full" not in str(found).splitlines()[3]
     assert [row["nearly_full"] for row in found._rows()] == [True, False]
+    assert found.roomy is found.ranked[1] and f"with room in memory: {found.roomy.key}, a step of" in sweep_page("s", found)
+    assert sweep(PLAN, parse_space("recompute=none,full"), "dgx-h100", tmp_path / "c.sqlite").roomy is None
     assert sweep_page("s", found).count(": nearly full") == 2, "beside the runner-up, and among those that nothing beats"
     plan = tmp_path / "plan.toml"
     plan.write_text(dump_plan(PLAN), "utf-8")
@@ -101,11 +103,17 @@ def test_plans_of_a_sweep_say_so_and_the_best_with_room_is_named(
         monkeypatch.setattr(sys, "argv", words + more)
         with suppress(SystemExit):
             steptwin.main()
-        out = capsys.readouterr().out
+        out, err = capsys.readouterr()
         if more:
+            told = json.loads(out)
+            assert told["roomy"].startswith("memory.recompute=full") and told["roomy_again"] != told["again"]
+            assert "memory.recompute=full" in told["roomy_again"] and "memory.recompute=none" in told["again"]
             assert [row["detail"]["fill"]["nearly_full"] for row in json.loads(out)["rows"]] == [True, False]
         else:
             assert "best with room in memory: memory.recompute=full" in out and out.count(": nearly full") == 1
+            first, last = err.splitlines()[-2:]
+            assert first.startswith("the best plan, nearly full: steptwin predict") and "memory.recompute=none" in first
+            assert last.startswith("the best with room in memory: steptwin predict") and "memory.recompute=full" in last
 
 
 def test_a_training_says_so_too() -> None:
