@@ -61,6 +61,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Every plan of a space: memory, bounds, then simulation; resumes where it was.  Example: steptwin sweep llama3-8b-fsdp8 --auto 16 --on "2x dgx-h100\""""
+        from sim.files.machinefile import changed_words
         from sim.files.planfile import read_plan
         from sim.planning.capacity.prices import load_prices, unpriced
         from sim.planning.sweeps.auto import expanded

@@ -329,6 +329,13 @@ def test_capacity_takes_a_data_set_by_its_samples(call: Call) -> None:
     assert wrong.code == 2 and "15T" in wrong.err and "50k samples" in wrong.err
 
 
+@pytest.mark.parametrize("verb", [("sweep", "plan.toml", "micro=1,2", "--workers", "1"), ("capacity", "plan.toml", "--tokens", "1e9")])
+def test_pages_of_studies_are_headed_by_the_plan_and_the_machine(verb: tuple[str, ...], call: Call, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(GPT2.replace("global = 4\n", "global = 8\n"))
+    assert call(*verb, "--on", "2x dgx-h100", "--set", "nic.rate=25 GB/s", "--report", "p.html").code == 0
+    assert "<h1>gpt2-124m on 2x dgx-h100 with nic.rate=25 GB/s</h1>" in (tmp_path / "p.html").read_text("utf-8")
+
+
 def test_the_table_of_rooms_names_every_verb_and_no_other() -> None:
     from typer.main import get_command
 
