@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from sim.planning.progress import watched
+from sim.planning.progress import logged, watched
 from sim.verbs import PlanName, heeded, unfit
 from topologies.errors import BadInput
 from topologies.verbs import AsJson, Desk, Fail, On, Prices, Report, Sets, Without, Workers, split
@@ -73,7 +73,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
         base = read_plan(plan, overrides)  # its points are checked: they may split another way
         _agree(space, auto, trials, seed, every)
         points = expanded(base, written := parse_space(space if auto is None else f"{space} auto={auto}"), on, edits)
-        how: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "edits": edits, "say": watched(desk.say)}
+        how: dict[str, Any] = {"workers": workers, "backend": backend, "address": address, "edits": edits, "say": logged(desk.say)}
         how["prices"] = load_prices(prices) if prices else None
         _free(desk, unpriced(how["prices"], (*edits, *changes(points, how["prices"]))))
         with _resumable(desk):
@@ -129,7 +129,7 @@ def _explain(app: typer.Typer, desk: Desk) -> None:
 
         overrides, edits = split(set_, fail, without)
         setting = heeded(desk, bind(load_plan(plan, overrides), on, edits))
-        explained = run(setting, say=watched(desk.say))
+        explained = run(setting, say=logged(desk.say))
         if report:
             desk.say(f"report: {desk.page('explain', report, explained.plan, explained.topology, explained)}")
         if as_json:

@@ -16,6 +16,25 @@ def watched(say: Say) -> Say | None:
     return say if sys.stderr.isatty() else None
 
 
+_SELDOM = 30.0
+"""Seconds between two lines where nobody watches, at least: a log has them."""
+
+
+def logged(say: Say) -> Say:
+    """Where a study that may take minutes tells how far it is: at once where somebody watches, else its first line and one now and then."""
+    if sys.stderr.isatty():
+        return say
+    told = float("-inf")
+
+    def seldom(text: str) -> None:
+        nonlocal told
+        if time.monotonic() - told > _SELDOM:
+            told = time.monotonic()
+            say(text)
+
+    return seldom
+
+
 class Progress:
     """Things done of `total`, rate and time left, told every two seconds. `what`: "plans screened"."""
 

@@ -83,10 +83,12 @@ class Explanation(Tabular, msgspec.Struct, frozen=True):
 def explain(setting: Setting, tries: int = TRIES, say: Say | None = None) -> Explanation:
     """Critical path, sensitivities, a verdict and the best changes of plan. `say` is told how far it is."""
     check_whole("tries", tries, "changes of plan to simulate", least=0)
-    if say:
-        say("simulating the step, for its critical path")
-    studied = Studied(setting)
     links = link_kinds(setting.topology)
+    if say:
+        say(
+            f"simulating the step, for its critical path; then with each of {len(KINDS) + len(links)} resources faster and up to {tries} changes of plan"
+        )
+    studied = Studied(setting)
     progress = Progress(len(KINDS) + len(links), "resources made faster", say)
     found: list[Sensitivity] = []
     for kind in KINDS:

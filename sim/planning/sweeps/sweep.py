@@ -181,6 +181,8 @@ def _enumerate(
     """Plans to look at; what is none, or cannot fit by a few divisions, is a row at once."""
     work: list[tuple[Candidate, Plan]] = []
     rows: list[Row] = []
+    if say:
+        say(f"{size_of(space):,} points of the space to look at; of those that fit each is predicted, unless another is surely better")
     progress = Progress(size_of(space), "points looked at", say)
     for candidate, plan in candidates(base, space, on, store.done(every), Floor(base, space, edits).over, progress.more):
         if isinstance(plan, Plan):

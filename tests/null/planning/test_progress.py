@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import steptwin
 from sim.files.planfile import load_plan
 from sim.planning import progress
 from sim.planning.capacity.scaling import scaling
@@ -15,7 +19,7 @@ from sim.planning.disturbed.faults import faults
 from sim.planning.disturbed.jobs import jobs
 from sim.planning.explain.explanation import explain
 from sim.planning.explain.neighbours import neighbours
-from sim.planning.progress import Progress, Say
+from sim.planning.progress import Progress, Say, logged
 from sim.setting.bind import bind
 
 PLAN = load_plan({"model": "gpt2-124m", "seq_len": 128, "batch": {"global": 16, "micro": 1}, "parallel": {"dp_replicate": 8}})
@@ -74,3 +78,33 @@ def test_nothing_is_said_of_what_is_fast() -> None:
     said: list[str] = []
     Progress(4, "sizes", said.append).more(4)
     assert said == []
+
+
+def test_where_nobody_watches_a_log_has_the_first_line_and_one_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    now = [100.0]
+    monkeypatch.setattr("sim.planning.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    say = logged(told.append)
+    for second in range(65):
+        now[0] = 100.0 + second
+        say(f"{second}")
+    assert told == ["0", "31", "62"]
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("explain gpt2-ddp8", "resources faster and up to 8 changes of plan"),
+        ("sweep gpt2-ddp8 micro=1,2 --workers 1", "2 points of the space"),
+    ],
+)
+def test_long_verbs_say_at_first_how_much_they_will_do(
+    words: str, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["steptwin", *words.split(), "--json"])
+    with suppress(SystemExit):
+        steptwin.main()
+    out, err = capsys.readouterr()
+    assert first in err.splitlines()[0] and json.loads(out)
