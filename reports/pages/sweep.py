@@ -51,7 +51,8 @@ def sweep_page(title: str, found: Sweep) -> str:
     page.section("The best beside the runner-up", _BEST)
     page.table(("", "best", "runner-up"), _beside(ranked))
     if found.roomy:
-        page.warnings([f"The best plan is nearly full and may not fit in life. The best with room in memory: {found.roomy.key}, a step of {seconds(found.roomy.step_time or 0.0)}, {_memory(found.roomy)}."])  # fmt: skip
+        words = f"{found.roomy.key}, a step of {seconds(found.roomy.step_time or 0.0)}, {_memory(found.roomy)}"
+        page.warnings([f"The best plan is nearly full and may not fit in life. The best with room in memory: {words}."])
     page.figure(breakdowns(ranked[:5]))
     if len(found.by_machine) > 1:
         page.section("The best on each machine", "And on each number of its GPUs; the best of all first.")
