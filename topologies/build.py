@@ -83,7 +83,13 @@ def _cabled(machine: Machine) -> tuple[str, ...]:
     return tuple(sorted(machine.nics, key=lambda name: (name not in used, number_of(name))))
 
 
+MANY = 'How many GPUs there are is said by a base with at least as many, of which --on takes as many as a plan uses: --on "FILE.toml:2"'
+
+
 def _gpus(table: Table, tree: Tree) -> dict[str, Gpu]:
+    said = table.raw("gpus", {})
+    if not isinstance(said, Mapping) or {"count", "number"} & {*said}:
+        raise BadInput(f'{table.at("gpus")} gives single GPUs their own: gpu0 = "h100-sxm", and no number. {MANY}')
     own = Table(table.raw("gpus", {}), table.at("gpus"), tree.of("gpu"))
     names = tree.of("gpu")
     if names and "gpu" not in table and not all(name in own for name in names):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from topologies.build import FIELDS, build
+from topologies.build import FIELDS, MANY, build
 from topologies.cluster import SEVERAL, Cluster, Term, join, parse
 from topologies.devices import document, shelf
 from topologies.errors import BadInput, UnknownName
@@ -179,6 +179,8 @@ def machine_document(name: str, folder: Path | None = None, chain: tuple[str, ..
         chain = (*chain, name)
         data, where, near = document("machines", name), f"machine '{name}'", folder
     data.setdefault("name", Path(name).stem)
+    if many := next((key for key in ("gpu_count", "num_gpus", "n_gpus") if key in data), ""):
+        raise BadInput(f"{where}, {many}: there is no such key. {MANY}")
     Table(data, where, FIELDS)
     base = data.pop("base", None)
     if base is None:

@@ -120,9 +120,13 @@ def split(
 
 def of_machine(sets: list[str] | None, fail: list[str] | None = None, without: list[str] | None = None) -> tuple[str, ...]:
     """Edits of the machine, for a verb without a plan. Raises `BadInput` for a `--set` that is no key of a machine."""
+    from topologies.build import MANY
     from topologies.edits import keys
 
     plan, machine = split(sets, fail, without)
     if plan:
-        raise BadInput(f"--set {plan[0]} is no key of a machine, and there is no plan here. Keys: {', '.join(keys())}")
+        many = f" {MANY}" if plan[0].startswith("gpus=") else ""
+        raise BadInput(
+            f"--set {plan[0]} is no key of a machine, and there is no plan here.{many}{'.' if many else ''} Keys: {', '.join(keys())}"
+        )
     return machine

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from topologies.devices import cpu, gpu, nic, shelf
 from topologies.errors import BadInput, UnknownName
 from topologies.load import gpus, load_topology, machines
+from topologies.verbs import of_machine
 
 
 @pytest.mark.parametrize("name", shelf("gpus"))
@@ -144,3 +146,15 @@ def test_cards_have_tensor_cores_for_tf32_where_their_makers_say() -> None:
 def test_a_gpu_for_a_machine_says_where_it_goes(name: str, told: str) -> None:
     with pytest.raises(BadInput, match=f"'{name}' is a GPU, not a machine. .*{told}"):
         load_topology(f"2x {name}")
+
+
+@pytest.mark.parametrize("said", ["gpus = 2", "gpus = { count = 2 }", "gpu_count = 2"])
+def test_a_number_of_gpus_is_told_where_it_is_said(said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'base = "l4-x8"\n{said}\n')
+    with pytest.raises(BadInput, match=r'How many GPUs there are .*--on "FILE\.toml:2"'):
+        load_topology(file)
+    file.write_text('base = "l4-x8"\n')
+    assert load_topology(f"{file}:2").gpus == 2
+    with pytest.raises(BadInput, match=r'--on "FILE\.toml:2"'):
+        of_machine(["gpus=2"])
