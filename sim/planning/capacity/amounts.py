@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+import msgspec
+
 from sim.framework.chosen import framework_of
 from sim.model import Network
 from sim.plan import Plan
@@ -61,7 +63,23 @@ def _forms(network: Network) -> str:
     return f'A bare number counts {network.sample_unit} (50k), as "50k samples" does'
 
 
-def in_words(samples: float, seq: int, unit: str) -> str:
-    """`150,000 samples of 2,048 tokens, 307.2 M tokens`; of models without a sequence `150,000 images`."""
-    many = f"{samples:,.0f}" if samples >= 100 or samples == int(samples) else f"{samples:.3g}"
-    return f"{many} samples of {seq:,} tokens, {show_count(samples * seq)} tokens" if seq > 1 else f"{many} {unit}"
+class Trained(msgspec.Struct, frozen=True):
+    """What a run trains, samples that are seen again counted again."""
+
+    samples: float = 0.0
+    seq: int = 1
+    """Tokens of a sample; 1 for models without a sequence."""
+    sample_unit: str = "samples"
+
+    @property
+    def tokens(self) -> float | None:
+        """None for models without a sequence."""
+        return self.samples * self.seq if self.seq > 1 else None
+
+    def __str__(self) -> str:
+        """`150,000 samples of 2,048 tokens, 307.2 M tokens`; of models without a sequence `150,000 images`."""
+        few = self.samples < 100 and self.samples != int(self.samples)
+        many = f"{self.samples:.3g}" if few else f"{self.samples:,.0f}"
+        if self.tokens is None:
+            return f"{many} {self.sample_unit}"
+        return f"{many} samples of {self.seq:,} tokens, {show_count(self.tokens)} tokens"

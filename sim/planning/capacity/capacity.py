@@ -12,7 +12,7 @@ from sim.files.machinefile import machine_words
 from sim.lower.output import WRITE
 from sim.memory.report import Fill
 from sim.plan import Plan
-from sim.planning.capacity.amounts import amount, in_words
+from sim.planning.capacity.amounts import Trained, amount
 from sim.planning.capacity.goodput import Outcome, Reliability, daly, expected
 from sim.planning.capacity.prices import money, paid_gpus, unpriced
 from sim.predict import predict_setting
@@ -80,20 +80,11 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
     memory: Fill | None = None
     unpriced: tuple[str, ...] = ()
     """What was changed about the machine and is not among the prices: `money` has nothing for it."""
-    samples: float = 0.0
-    """What is trained, samples seen again counted again: whole batches of it are `steps`."""
-    seq: int = 1
-    """Tokens of a sample; 1 for models without a sequence."""
-    sample_unit: str = "samples"
+    trained: Trained = Trained()
 
     @property
     def days(self) -> float:
         return self.elapsed_s / DAY
-
-    @property
-    def trained(self) -> str:
-        """What is trained, in words: `150,000 samples of 2,048 tokens, 307.2 M tokens`."""
-        return in_words(self.samples, self.seq, self.sample_unit)
 
     @property
     def quiet_step_s(self) -> float:
@@ -110,7 +101,7 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
         rows = [
             *([("plan", " ".join((self.plan, *(f"--set {one}" for one in self.overrides))))] if self.plan else []),
             ("GPUs", f"{self.gpus:,} of {self.topology}" + ("" if self.fits else "; DOES NOT FIT into memory")),
-            ("trained", self.trained),
+            ("trained", f"{self.trained}"),
             ("steps", f"{self.steps:,} of {self.quiet_step_s:.4g} s"),
             (
                 "elapsed",
@@ -148,13 +139,9 @@ class Capacity(Tabular, msgspec.Struct, frozen=True, kw_only=True):
         return found | {"interval_s": {"low": low, "high": high, "level": LEVEL}, "days_interval": list(self.days_interval)}
 
     def _rows(self) -> list[dict[str, Any]]:
-        more = {
-            "memory": msgspec.to_builtins(self.memory),
-            "tokens": self.samples * self.seq if self.seq > 1 else None,
-            "days": self.days,
-            "days_interval": self.days_interval,
-        }
-        return [msgspec.structs.asdict(self) | more]
+        found = msgspec.structs.asdict(self)
+        found |= {"memory": msgspec.to_builtins(self.memory), "days": self.days, "days_interval": self.days_interval}
+        return [found | msgspec.structs.asdict(found.pop("trained")) | {"tokens": self.trained.tokens}]
 
 
 def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability | None = None, checkpoint: float | None = None,
@@ -193,9 +180,7 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
         gpus=plan.world,
         plan=plan.name or plan.model_name,
         topology=machine_words(setting.topology),
-        samples=tokens / network.seq,
-        seq=network.seq,
-        sample_unit=network.sample_unit,
+        trained=Trained(tokens / network.seq, network.seq, network.sample_unit),
         steps=steps,
         step_time_s=found.step_time_s,
         interval=found.interval,

@@ -110,7 +110,7 @@ def test_samples_are_as_many_tokens_as_the_plans_are_long() -> None:
 
 def test_a_run_says_what_it_trains() -> None:
     found = capacity(PLAN, "dgx-h100", tokens_of("50k samples", PLAN, "--tokens"))
-    assert found.steps == -(-50_000 // PLAN.global_batch) and found.samples == 50_000
+    assert found.steps == -(-50_000 // PLAN.global_batch) and found.trained.samples == 50_000
     assert f"50,000 samples of {PLAN.seq_len:,} tokens, " in str(found) and f"50,000 samples of {PLAN.seq_len:,} tokens, " in capacity_page(
         "c", found
     )
@@ -118,7 +118,7 @@ def test_a_run_says_what_it_trains() -> None:
     assert (plain["samples"], plain["seq"], plain["sample_unit"]) == (50_000, PLAN.seq_len, "sequences")
     assert plain["tokens"] == 50_000 * (PLAN.seq_len or 0)
     pictures = capacity(load_plan({"model": "resnet50", "batch": {"micro": 8}}), "dgx-h100", 150_000)
-    assert "150,000 images" in str(pictures) and "tokens" not in pictures.trained and pictures.to_dict()["tokens"] is None
+    assert "150,000 images" in str(pictures) and "tokens" not in str(pictures.trained) and pictures.to_dict()["tokens"] is None
 
 
 def test_a_sweep_is_a_table(tmp_path: Path) -> None:
