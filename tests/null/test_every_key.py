@@ -40,7 +40,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "experts": MOE | {"parallel": {"ep": 4, "dp_shard": 4}},
     "experts, split": MOE | {"parallel": {"dp_shard": 4, "tp": 2}},
     "forward": {"task": "forward", "parallel": REPLICAS},
-    "adapters": {"task": "lora", "parallel": REPLICAS},
+    "adapters": {"task": "lora", "parallel": REPLICAS, "comm": {"bucket": "64 KiB"}},  # of few layers they fill no larger one
     "local": {"parallel": REPLICAS, "update": {"mode": "local", "every": 2}},
     "server": {"parallel": REPLICAS, "update": {"mode": "async"}},
     "host's update": {"optimizer": {"on": "cpu"}, "parallel": {"dp_replicate": 2}},

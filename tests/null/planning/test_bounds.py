@@ -320,6 +320,7 @@ def test_progress_is_told_every_two_seconds(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock))
     said: list[str] = []
     sweep(PLAN, parse_space("micro=1,2"), "dgx-h100", tmp_path / "s.sqlite", say=said.append)
+    assert said.pop(0).startswith("2 points of the space to look at")
     assert said[:2] == ["1/2 points looked at, 3 s each, 3 s left", "2/2 points looked at, 3 s each, 0 s left"]
     assert said[2] == "2/2 plans screened, 2 s each, 0 s left"
     assert any(one.startswith("2/2 plans decided, ") and one.endswith(", 0 s left") for one in said)
