@@ -26,6 +26,7 @@ def test_logits_do_not_live_through_backward(monkeypatch: pytest.MonkeyPatch) ->
     one = SimpleNamespace(
         plan=SimpleNamespace(microbatches=2, parallel=SimpleNamespace(tp=1)), world=SimpleNamespace(device="cpu"), spec=None, model=model,
         mixed=SimpleNamespace(casts=nullcontext, scaled=lambda loss: loss), _without_sync=lambda last: nullcontext(),
+        habits=SimpleNamespace(optimizer=SimpleNamespace(reads_losses=False)),
     )  # fmt: skip
     batch = torch.ones(4), torch.ones(4)
     stock.Trainer._accumulate(one, iter([batch, batch]))  # type: ignore[arg-type]
