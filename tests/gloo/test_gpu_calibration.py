@@ -114,11 +114,11 @@ RESTS = ("gpt2-124m", "gpt2-1.5b", "llama3-8b-4", "llama3.2-1b-8", "bert-base", 
 
 @pytest.mark.parametrize("name", [name for name, case in cases(1).items() if case.where == "one"])
 def test_a_prediction_rests_on_it_and_stays(name: str, file: Path) -> None:
-    """Every plan: also those with works beyond the points, which are then the catalog's."""
+    """Every plan: also those with works beyond the points, which are then the catalog's. Of a step that waits for its host the device is a small part."""
     plan = cases(1)[name].plan
     plain = predict(plan, MACHINE)
     calibrated = predict(plan, MACHINE, calibration=file)
-    assert calibrated.sources["measured"] > (0.5 if name in RESTS else 0.1)
+    assert calibrated.sources["measured"] > (0.5 if name in RESTS else 0.05)
     assert calibrated.step_time_s == pytest.approx(plain.step_time_s, rel=0.03 if name in RESTS else 0.05)
 
 
