@@ -6,7 +6,6 @@ reach is reached by shorter tests too.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -22,14 +21,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Ends what pytest-cov starts in a worker before its session: nobody reads it, and it would trace where `no_cover` pauses the other."""
     if hasattr(config, "workerinput") and (early := Coverage.current()):
         early.stop()
-
-
-def pytest_collection_finish() -> None:
-    """What is collected lives to the end: Python's search for cycles leaves it out, and comes as seldom as in the command itself. It took a
-    twentieth of the time of all tests."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.hookimpl(wrapper=True)
