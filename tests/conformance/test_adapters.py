@@ -9,19 +9,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from executor.training.examples import example_of  # noqa: E402
 from executor.training.limits import check_stock  # noqa: E402
 from executor.training.models.adapters import widen  # noqa: E402
-from executor.training.models.build import Model, loss_of, model_for  # noqa: E402
+from executor.training.models.build import Model, model_for  # noqa: E402
 from sim.files.planfile import load_plan  # noqa: E402
 from sim.framework.chosen import framework_of  # noqa: E402
 from sim.model.parts import Block  # noqa: E402
 from sim.model.specs.decoder import Decoder  # noqa: E402
 from sim.plan import Plan  # noqa: E402
 from sim.setting.bind import model_of, network_of  # noqa: E402
-from sim.work import MemoryBound  # noqa: E402
+from tests.conformance import products  # noqa: E402
 from tests.conformance.plans import DEEPSEEK, GPT, LATENT, LLAMA, MOE, NEOX, OLMO2, SMALL  # noqa: E402
 from tests.conformance.test_stock import agree, by_lane  # noqa: E402
 from topologies.errors import Refused  # noqa: E402
@@ -81,25 +79,15 @@ MODELS = {
 TARGETS = (["qkv", "proj"], ["qkv", "proj", "up", "down"], ["proj", "down"], ["up"])
 
 
-def _grouped(a: tuple[int, ...], b: tuple[int, ...], *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """FLOPs of torch's grouped product."""
-    return 2 * a[0] * a[1] * b[-1]
-
-
 @pytest.mark.no_cover
 @pytest.mark.parametrize(("name", "targets"), [(name, at) for name in MODELS for at in range(len(TARGETS)) if name != "mixtral" or at < 3])
 def test_products_and_parameters_are_those_of_the_description(name: str, targets: int) -> None:
     """No product before the first adapter is that of a gradient, nor that of its own input's."""
     model = MODELS[name] | {"lora": {"rank": 4, "targets": TARGETS[targets], "dropout": 0.1}}
     plan = tuned(model, attention="math", batch={"micro": 2})
-    spec, habits = model_of(plan), framework_of(plan)
-    made, pairs = model_for(spec, habits, 16), [example_of(spec, 16, i) for i in range(2)]
-    given, ids = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped}) as counter:
-        loss_of(spec, made(given), ids).backward()
-    parts = [part for _, block in network_of(plan, habits).blocks for part in block.parts]
-    works = [work for part in parts for work in (*part.forward, *part.backward, *part.wgrad)]
-    assert sum(work.flops for work in works if not isinstance(work, MemoryBound)) == counter.get_total_flops()
+    made = model_for(model_of(plan), framework_of(plan), products.SEQ)
+    assert products.described(plan) == products.run(made)
+    parts = [part for _, block in network_of(plan, framework_of(plan)).blocks for part in block.parts]
     trained = [p for p in made.parameters() if p.requires_grad]
     assert [p.numel() for p in trained] == [size for part in parts if not part.frozen for size in part.tensors]
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in trained)

@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.distributed.tensor import Shard  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from executor.training.examples import example_of  # noqa: E402
 from executor.training.limits import check_stock  # noqa: E402
@@ -28,7 +27,7 @@ from sim.model.load import model_from, models  # noqa: E402
 from sim.model.specs.decoder import Decoder  # noqa: E402
 from sim.plan import Plan  # noqa: E402
 from sim.setting.bind import model_of, network_of  # noqa: E402
-from sim.work import MemoryBound  # noqa: E402
+from tests.conformance import products  # noqa: E402
 from tests.conformance.plans import (  # noqa: E402
     BERT,
     DEEPSEEK,
@@ -176,23 +175,11 @@ def test_a_gradient_for_every_parameter(name: str, attention: str) -> None:
         assert torch.equal(first[:, :-1], second[:, :-1]) and not torch.equal(first[:, -1], second[:, -1])
 
 
-def _grouped_flops(a: tuple[int, ...], b: tuple[int, ...], *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """Of torch's grouped product, which its counter does not know: rows by the columns of each expert, or the weights' gradient."""
-    return 2 * a[0] * a[1] * b[-1]
-
-
 @pytest.mark.parametrize("name", [name for name in SMALL if SMALL[name]["family"] in ("decoder", "vlm") and name != "qwen-vl"])
 def test_products_are_those_of_the_description(name: str) -> None:
     """Attention is written out: fused, its causal half is counted once by us and whole by torch. (Windows, which qwen-vl has, we then count whole.)"""
     plan = load_plan({"model": SMALL[name], "seq_len": 16, "precision": "fp32", "batch": {"micro": 2}, "attention": "math"})
-    spec, habits = model_of(plan), framework_of(plan)
-    model, pairs = model_for(spec, habits, 16), [example_of(spec, 16, i) for i in range(2)]
-    given, ids = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops}) as counter:
-        loss_of(spec, model(given), ids).backward()
-    parts = [part for _, block in network_of(plan, habits).blocks for part in block.parts]
-    works = [work for part in parts for work in (*part.forward, *part.backward, *part.wgrad)]
-    assert sum(work.flops for work in works if not isinstance(work, MemoryBound)) == counter.get_total_flops()
+    assert products.described(plan) == products.run(model_for(model_of(plan), framework_of(plan), products.SEQ))
 
 
 @pytest.mark.parametrize("model", [MOE, DEEPSEEK, QWEN2])
