@@ -16,6 +16,27 @@ from topologies.errors import BadInput, UnknownName
 _NEAR = 0.6
 """Likeness of two words (difflib's ratio) from which one may stand for the other."""
 
+_COUNTS = (
+    "gpus",
+    "num_gpus",
+    "n_gpus",
+    "ngpus",
+    "gpu_count",
+    "gpus_per_node",
+    "world_size",
+    "world",
+    "ranks",
+    "nproc_per_node",
+    "nodes",
+    "num_nodes",
+    "nnodes",
+)
+"""Words of other programs for how many devices there are, which a plan does not say in one number."""
+_COUNTED = (
+    "unknown key '{key}' in {where}: a plan runs on dp_replicate x dp_shard x tp x pp x cp GPUs. Change one of them, e.g. --set parallel.dp_shard=2, and "
+    'batch.global with it; --on says where they are: "4x dgx-h100" is four nodes, "dgx-h100:2" two GPUs of one. A sweep tries several: gpus=8,16'
+)
+
 
 @lru_cache
 def sections(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
@@ -29,6 +50,8 @@ def check_names(tree: dict[str, Any], struct: type[msgspec.Struct], where: str, 
     names = sections(struct)
     for key, value in tree.items():
         if key not in names:
+            if prefix in ("", "parallel.") and key.lower() in _COUNTS:
+                raise BadInput(_COUNTED.format(key=prefix + key, where=where))
             raise unplaced(key, where, names) or _unknown(key, where, names, prefix)
         inner = names[key]
         if inner is not None:

@@ -51,6 +51,11 @@ def test_plans_round_trip_through_toml(plan: Plan) -> None:
     ("tree", "says"),
     [
         ({}, "names no model"),
+        ({"model": "gpt2-124m", "gpus": 2}, r"unknown key 'gpus' in plan: a plan runs on .* --set parallel.dp_shard=2, .* \"dgx-h100:2\""),
+        (
+            {"model": "gpt2-124m", "parallel": {"world_size": 2}},
+            r"unknown key 'parallel.world_size' in plan: a plan runs on dp_replicate x",
+        ),
         ({"modl": "gpt2-124m"}, "unknown key 'modl' in plan. Did you mean model"),
         ({"model": "mlp", "sequence": 3}, "Did you mean seq_len"),
         ({"model": "mlp", "dp": 4}, r"Did you mean parallel\.dp_shard or parallel\.dp_replicate\?$"),

@@ -45,7 +45,7 @@ def test_a_place_that_cannot_be_written_is_one_message(words: str, tmp_path: Pat
         ("predict gpt2-ddp8 --set cores=2", "Did you mean the machine's cpu.cores?"),
         ("predict gpt2-ddp8 --set oversubscripton=2", "Did you mean the machine's oversubscription or"),
         ("predict gpt2-ddp8 --set overlap=false", "Did you mean comm.overlap?"),
-        ("predict gpt2-ddp8 --set gpus=16", "unknown key 'gpus' in gpt2-ddp8. Allowed: "),
+        ("predict gpt2-ddp8 --set gpus=16", "unknown key 'gpus' in gpt2-ddp8: a plan runs on dp_replicate x"),
         ("plan show gpt2-ddp8 --set oversubscription=2", "oversubscription is a key of the machine"),
         ("collective all_reduce --set bogus=1", "no key of a machine"),
         ("topology show dgx-h100 --set seq_len=8", "no key of a machine"),
