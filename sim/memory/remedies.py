@@ -36,20 +36,21 @@ def said(plan: Plan, framework: Framework) -> Plan:
     return msgspec.structs.replace(plan, parallel=msgspec.structs.replace(p, zero=zero_of(plan, framework)))
 
 
-def changes(plan: Plan, most: int = 3, operators: bool = True, parameters: bool = False) -> list[Change]:
+def changes(plan: Plan, most: int = 3, operators: bool = True, parameters: bool = False, parted: bool = True) -> list[Change]:
     """Sharding (up to ZeRO level `most`: what the framework takes), selective recomputation (of attention's core, by operator where the framework has
     it), smaller micro-batches, two of these; full recomputation, offloading; then all that a rank can do together; at last more ranks. `parameters`:
-    the framework offloads these too."""
+    the framework offloads these too. `parted`: a batch may be parted into micro-batches, which a loss that compares all its samples forbids."""
     by_operator = _by_operator if operators else lambda _: []
-    found = [*_sharded(plan, most), *_recomputed(plan, "selective"), *by_operator(plan), *_smaller(plan)]
+    smaller = _smaller if parted else lambda _: []
+    found = [*_sharded(plan, most), *_recomputed(plan, "selective"), *by_operator(plan), *smaller(plan)]
     sharded = _sharded(plan, most)[-1:]
-    found += [_and(one, less) for one in sharded for less in (*_smaller(one.plan), *by_operator(one.plan))]
-    found += [_and(_and(one, again), less) for one in sharded for again in by_operator(one.plan) for less in _smaller(again.plan)[-1:]]
+    found += [_and(one, less) for one in sharded for less in (*smaller(one.plan), *by_operator(one.plan))]
+    found += [_and(_and(one, again), less) for one in sharded for again in by_operator(one.plan) for less in smaller(again.plan)[-1:]]
     found += _recomputed(plan, "full")
     found += [_and(one, again) for one in sharded for again in _recomputed(one.plan, "full")]
     if plan.memory.offload == "none":
         found.append(_offloaded(plan))
-    thrifty = _thrifty(plan, most)
+    thrifty = _thrifty(plan, most, smaller(plan))
     found.append(thrifty)
     if thrifty.plan.memory.offload == "none":
         found.append(_and(thrifty, _offloaded(thrifty.plan)))
@@ -130,10 +131,10 @@ def _less(count: int) -> int:
     return count // next((by for by in range(2, math.isqrt(count) + 1) if count % by == 0), count)
 
 
-def _thrifty(plan: Plan, most: int) -> Change:
-    """All of it that keeps the optimizer on the device: sharded, recomputed, one sample at a time."""
+def _thrifty(plan: Plan, most: int, smaller: list[Change]) -> Change:
+    """All of it that keeps the optimizer on the device: sharded, recomputed, one sample at a time (the last of `smaller`)."""
     found = Change("", plan)
-    for options in (_sharded(plan, most), _recomputed(plan, "full"), _smaller(plan)):
+    for options in (_sharded(plan, most), _recomputed(plan, "full"), smaller):
         for one in options[-1:]:
             found = _and(found, one._replace(plan=_merged(found.plan, one.plan, plan)))
     return found

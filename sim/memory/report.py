@@ -131,6 +131,10 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
         crowded = isinstance(device, Gpu) and self.peak <= room and needed > _CROWDED * room
         return Fill(self.peak, needed, room, crowded)
 
+    def taken(self, devices: Devices) -> str:
+        """The peak in words, for a change that is proposed: "79.18 GiB, nearly full"."""
+        return show_size(self.peak) + (", nearly full" if self.fill(devices).nearly_full else "")
+
 
 def memory_of(plan: Plan, network: Network, framework: Framework, devices: Devices | None = None, remedies: bool = True) -> MemoryReport:
     """The fullest rank's memory. With `devices` that are too small, the report names remedies (unless `remedies` is false)."""
@@ -257,7 +261,8 @@ def _remedies(plan: Plan, network: Network, framework: Framework, devices: Devic
     found, kept = list[str](), set[str]()
     operators = framework.tensor_parallel.style == "dtensor"  # torch's selective checkpoints; others recompute modules and layers
     parameters = framework.data_parallel.offloads_parameters
-    for text, changed, scale in changes(said(plan, framework), most_sharded(plan, network, framework), operators, parameters):
+    most, parted = most_sharded(plan, network, framework), not network.compares
+    for text, changed, scale in changes(said(plan, framework), most, operators, parameters, parted):
         if isinstance(_of_stage(devices, 0), Cpu) and (changed.world > plan.world or changed.memory.offload != plan.memory.offload):
             continue  # nothing is gained in memory that all ranks share
         if changed.parameters_offloaded and "optimizer" in kept:
@@ -265,7 +270,7 @@ def _remedies(plan: Plan, network: Network, framework: Framework, devices: Devic
         report = _fullest(changed, network, framework, devices, scale)
         if report.check(devices) is None:
             kept.add(changed.memory.offload)
-            found.append(f"{text} ({show_size(report.peak)})")
+            found.append(f"{text} ({report.taken(devices)})")
         if len(found) == 3:
             break
     return tuple(found)

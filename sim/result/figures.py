@@ -24,7 +24,7 @@ from sim.timeline import metrics
 from sim.trace import Trace
 from topologies.errors import BadInput
 from topologies.hardware import Cpu, Gpu, Store
-from topologies.units import show_duration, show_rate, show_size
+from topologies.units import show_duration, show_rate
 
 
 def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryReport, DoesNotFit | None]:
@@ -47,7 +47,7 @@ def _of_sequences(setting: Setting, devices: tuple[Gpu | Cpu, ...]) -> tuple[str
             network = network_of(check(plan), setting.framework)
             report = memory_of(plan, network, setting.framework, devices, remedies=False)
             if report.check(devices) is None:
-                found.append(f"{text} ({show_size(report.peak)})")
+                found.append(f"{text} ({report.taken(devices)})")
         if len(found) == 3:
             break
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -185,6 +186,17 @@ def test_a_sequence_that_is_too_long_for_a_rank_is_shared() -> None:
     ways = tuple(way.strip() for way in first.partition("(")[0].split(","))
     report, still = figures_of_memory(bind(load_plan(plan, ways), "2x dgx-h100"))
     assert still is None and first.endswith(f"({show_size(report.peak)})")
+
+
+def test_what_would_fit_is_a_plan_that_can_be_predicted() -> None:
+    """CLIP's loss compares all samples of a batch: micro-batches, which were proposed first, are refused."""
+    plan = {"model": "clip-vit-l-14", "framework": "pytorch-amp", "batch": {"global": 4096, "micro": 512}, "parallel": {"dp_replicate": 8}}
+    missing = figures_of_memory(bind(plan, "dgx-h100"))[1]
+    assert missing is not None and missing.remedies
+    for way in missing.remedies:
+        changes_ = re.split(r", (?=\w+\.)| and ", re.sub(r"^\d+ GPUs with | \([^()]*\)$", "", way))
+        report, still = figures_of_memory(bind(load_plan(plan, tuple(changes_)), "2x dgx-h100"))
+        assert still is None and show_size(report.peak) in way, way
 
 
 def test_ranks_that_share_sequences_shard_too() -> None:
