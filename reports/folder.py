@@ -41,6 +41,7 @@ def write_prediction(
 ) -> Path:
     """A prediction's folder; returns the report's path. `topology`: what it was predicted on, for link use and the machine. `beside`: see
     `write_inputs`."""
+    forget_other_plan(folder, plan)
     write_inputs(folder, plan, program, beside)
     write_json(folder / "summary.json", dict(summary))
     write_run(trace, folder, wires_of(plan))

@@ -29,8 +29,8 @@ _RESULTS = (
 
 
 def forget_other_plan(folder: Path, plan: Plan) -> None:
-    """Moves what runs of another plan left in the folder that now holds a run of `plan` into `before` there, with that plan: who compares would
-    take that one's trace for this one's. What lies beside a plan that StepTwin did not write is nobody's to move."""
+    """Moves what runs or a prediction of another plan left in the folder that now holds one of `plan` into `before` there, with that plan: who
+    compares would take that one's trace for this one's. What lies beside a plan that StepTwin did not write is nobody's to move."""
     path = folder / PLAN
     if not path.exists() or not is_own(path) or _same(path, plan):
         return

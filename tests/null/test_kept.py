@@ -11,11 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from executor.twin import keep_run
+from reports.folder import write_prediction
 from sim.files.inputs import write_inputs
 from sim.files.kept import kept
 from sim.files.planfile import dump_plan, load_plan
 from sim.model.captured import Captured
 from sim.plan import Plan
+from sim.predict import predict
 from sim.sections import Batch
 from sim.setting.bind import model_of
 from sim.trace import Span, Trace
@@ -84,3 +86,16 @@ def test_runs_of_two_plans_do_not_mix_in_a_folder(tmp_path: Path) -> None:
     assert load_plan(tmp_path / "plan.toml") == other
     (tmp_path / "plan.toml").write_text('model = "gpt2-124m"  # mine\n')
     assert stock | played <= _left(tmp_path, plan, "stock", trace), "beside a plan of one's own nothing is removed"
+
+
+def test_a_prediction_of_another_plan_does_not_mix_with_a_run(tmp_path: Path) -> None:
+    """Its page and summary stood beside the trace that was measured of the plan before, which `compare` then took for this one's."""
+    plan, trace = load_plan({"model": {"family": "mlp", "widths": [8, 8]}}), Trace([Span(0, "compute", "r0/s0/fwd/a", 0.0, 1.0)])
+    _left(tmp_path, plan, "stock", trace)
+    for micro, kept_there in ((1, True), (2, False)):
+        found = predict(replace(plan, batch=Batch(micro=micro)), "dgx-h100")
+        assert found.trace
+        write_prediction(tmp_path, found.plan, found.program, found.to_dict(), found.trace)
+        assert (tmp_path / "stock.json.gz").exists() is kept_there
+        assert (tmp_path / "before/stock.json.gz").exists() is not kept_there
+        assert load_plan(tmp_path / "plan.toml").batch.micro == micro
