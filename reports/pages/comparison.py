@@ -13,6 +13,7 @@ from reports.pages.prediction import FOOT, headline, notes_of, per_device, predi
 from reports.scene import Scene
 from reports.words import ranks, rate, seconds
 from sim.align import Comparison, breakdowns
+from sim.result.compare import OTHER_WORK
 from sim.timeline.asynchrony import served
 from sim.timeline.metrics import step_numbers, step_times
 from sim.trace import Trace
@@ -39,8 +40,10 @@ def comparison_page(
         title,
         f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}: {_told(found)}.",
     )
+    foreign = [note for note in notes if note.startswith(OTHER_WORK)]  # before figures that mean nothing
+    page.warnings(foreign)
     page.cards(_cards(summary, found))
-    page.warnings([*notes_of(summary), *notes])
+    page.warnings([*notes_of(summary), *(note for note in notes if note not in foreign)])
     files = [f"{trace.origin}.json.gz" for trace in traces] if scene.trace_file else []
     timelines(page, _drawn(traces, found), _worst(found), files, summary)
     if "stock" in found:

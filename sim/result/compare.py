@@ -20,6 +20,7 @@ from sim.timeline.asynchrony import served
 from sim.timeline.metrics import step_times
 from sim.trace import Span, Trace
 from topologies.errors import BadInput
+from topologies.units import show_duration
 
 MEASURED = ("stock.json.gz", "played.json.gz")
 """A run's traces, by what is worth more as a measurement."""
@@ -32,8 +33,19 @@ _ONE_STEP = (
 )
 _OTHERWISE = 1.9
 """Products of one model over those of the same whose linear layers are fused otherwise: at most 7 to 4 (q, k and v, and both halves of a gated MLP)."""
+_OTHER_WORK = 10.0
+"""Products of one over those of the other from which no question is left: neither fused layers nor micro-batches that were counted otherwise
+explain so many."""
 _UNKNOWN = 0.03
 """Of a trace's kernels, the part that may have no class before it is told."""
+OTHER_WORK = "the trace is not of this plan"
+"""How the note begins that is said before all others."""
+_NEXT = (
+    "What follows compares two different things, and does not tell how good the prediction is. Give the plan of that run: its model, its GPUs and how "
+    "they split it, and the batch of one step"
+)
+_MOST = ("bf16", "fp16", "tf32")
+"""Precisions whose products have the peak that MFU is counted against: narrower ones are faster, and fp32's may be run as tf32."""
 _PLACE = re.compile(r"r\d+/s\d+/mb\d+/")
 _OWN = ("fwd/", "bwd/", "wgrad/")
 _RANGE = {"wgrad": "bwd", "recompute": "fwd"}
@@ -82,8 +94,10 @@ def measured_file(path: str | Path) -> Path:
 
 
 def doubts(predicted: Prediction, trace: Trace) -> list[str]:
-    """What speaks against a trace's being of the plan that is predicted: what it says of itself, and what its steps do."""
-    plan, found = predicted.plan, list[str]()
+    """What speaks against a trace's being of the plan that is predicted: first that it cannot be, where it cannot; then what it says of itself, and
+    what its steps do."""
+    plan, why = predicted.plan, list(_other_work(predicted, trace))
+    found = [f"{OTHER_WORK}: {', and '.join(why)}. {_NEXT}"] if why else []
     if trace.meta.get("origin") == "predicted":
         found.append("the trace is a prediction itself: what is called measured here is what that one says")
     name, said = plan.name or plan.model_name, trace.meta.get("plan")
@@ -122,23 +136,41 @@ def _unknown(trace: Trace) -> Iterator[str]:
         yield f"{share:.0%} of the kernels' time is of names that tell no class, '{OTHER}' in the table. The largest: {names}"
 
 
+def _other_work(predicted: Prediction, trace: Trace) -> Iterator[str]:
+    """Why the trace cannot be of the plan: no device is faster than its peak, and no product is run ten times for once."""
+    measured = statistics.median(measured_times(trace))
+    used = predicted.mfu * predicted.step_time_s / measured if predicted.mfu is not None and measured > 0 else 0.0
+    if used > 1.0 and predicted.device == "cuda" and predicted.plan.precision in _MOST:
+        yield f"with its step of {show_duration(measured)} the plan would use {used:,.0%} of what the GPUs can compute at most"
+    if predicted.trace is None or any(span.cls == GRAPH for span in trace.spans):
+        return
+    ours, theirs = _products(predicted.trace.of(_alike(predicted.trace, trace, mesh_of(predicted.plan))), trace)
+    if ours and theirs and not 1 / _OTHER_WORK < theirs / ours < _OTHER_WORK:
+        yield f"a step of it runs {theirs:,.0f} matrix products on a rank, one of the prediction {ours:,.0f}"
+
+
+def _products(predicted: Trace, measured: Trace) -> tuple[float, float]:
+    """Matrix products in a step of a rank, predicted and measured; none where their numbers do not tell a model: of experts and recurrent layers,
+    of stock (stretches of time by class, cut at each gap; the trace says its plan), and of several steps that were recorded as one."""
+    if measured.meta.get("origin") == "stock" or any(span.cls in ("moe", "rnn") for span in predicted.spans):
+        return 0.0, 0.0
+    ours, theirs = _counts(predicted)["gemm"], _counts(measured)["gemm"]
+    unmarked = len({span.step for span in measured.spans}) == 1  # `_ONE_STEP` says it already
+    return (0.0, 0.0) if theirs > ours and unmarked else (ours, theirs)
+
+
 def _unlike(predicted: Trace, measured: Trace) -> Iterator[str]:
     """What the steps of one do that those of the other do not, or far more of."""
     ours, theirs = _counts(predicted), _counts(measured)
     if bool(ours["comm"]) != bool(theirs["comm"]):
         holds = "collectives, and the plan's ranks send nothing" if theirs["comm"] else "no collective, and the plan's ranks send"
         yield f"the trace holds {holds}: is it of a run on as many GPUs, split the same way?"
-    # Stock's are stretches of time by class, cut at each gap: their number tells no model, and the trace says its plan.
-    if measured.meta.get("origin") == "stock":
-        return
-    if not any(span.cls in ("moe", "rnn") for span in predicted.spans) and ours["gemm"] and theirs["gemm"]:
-        more = theirs["gemm"] / ours["gemm"]
-        unmarked = len({span.step for span in measured.spans}) == 1  # several steps as one: `_ONE_STEP` says it already
-        if 1.0 / more > _OTHERWISE or (more > _OTHERWISE and not unmarked):
-            yield (
-                f"a step of the trace runs {theirs['gemm']:,.0f} matrix products on a rank, one of the prediction {ours['gemm']:,.0f}: is it of this model, with "
-                "as many layers and micro-batches?"
-            )
+    products, run = _products(predicted, measured)
+    if products and run and _OTHERWISE < max(run / products, products / run) < _OTHER_WORK:
+        yield (
+            f"a step of the trace runs {run:,.0f} matrix products on a rank, one of the prediction {products:,.0f}: is it of this model, with "
+            "as many layers and micro-batches?"
+        )
 
 
 def _counts(trace: Trace) -> dict[str, float]:

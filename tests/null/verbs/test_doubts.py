@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from reports.pages.comparison import comparison_page
+from reports.scene import scene
 from sim.align import Measured
 from sim.files.chrome import to_kineto, write_trace
 from sim.imported import read_measured
@@ -59,6 +61,30 @@ def test_a_trace_of_another_model_or_without_communication_is_told() -> None:
     alone = recorded()
     (said,) = doubts(predicted, replace(alone, spans=[span for span in alone.spans if not span.cls.startswith("comm")]))
     assert said.startswith("the trace holds no collective")
+
+
+def test_a_trace_that_cannot_be_of_the_plan_is_told_first() -> None:
+    """A table of errors of thousands of percent stood below two questions. Steps that no GPU is fast enough for, or hardly a product in them."""
+    plan = {"model": "gpt2-1.5b", "seq_len": 1024, "batch": {"micro": 8}}
+    predicted = predict(plan, "dgx-h100")
+    trace = predict({"model": MLP, "batch": {"micro": 8}}, "dgx-h100").trace
+    assert trace
+    first = doubts(predicted, replace(trace, meta={}))[0]
+    assert re.match(
+        r"the trace is not of this plan: with its step of .* would use [\d,]+% of what .*, and a step of it runs 2 matrix", first
+    ), first
+    own = predicted.trace
+    assert own
+    faster = replace(own, meta={}, spans=[replace(span, start=span.start / 4, end=span.end / 4) for span in own.spans])
+    (said,) = doubts(predicted, faster)
+    assert said.startswith("the trace is not of this plan: with its step of") and "matrix products" not in said
+    assert doubts(predict(plan | {"precision": "fp8"}, "dgx-h100"), faster) == [], (
+        "8 bits may be faster than the peak that MFU is counted against"
+    )
+    page = comparison_page(
+        "p", predicted.to_dict(), [own, faster], {}, {}, [said, "another one"], scene(predicted.plan, None, own, None, "")
+    )
+    assert page.index("the trace is not of this plan") < page.index("step time, predicted") < page.index("another one")
 
 
 @pytest.mark.parametrize(("workers", "warned"), [(28, False), (29, True), (10_000, True)])
