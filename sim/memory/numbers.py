@@ -5,20 +5,35 @@ from __future__ import annotations
 from sim.framework.chosen import sharding_of
 from sim.framework.framework import Framework
 from sim.lower.optimizer.owned import reads_narrow
+from sim.model.parts import Network
 from sim.optimizers import OPTIMIZERS
 from sim.plan import Plan
 
 
-def numbers(plan: Plan, framework: Framework) -> str:
-    """ "weights bf16 beside an fp32 copy, gradients fp32 sent as bf16, moments fp32": of a parameter that is trained."""
+def numbers(plan: Plan, framework: Framework, network: Network) -> str:
+    """ "weights bf16 beside an fp32 copy, gradients fp32 sent as bf16, moments fp32": of a parameter that is trained. Frozen ones beside them, where
+    they lie otherwise, are named apart: "frozen weights nf4"."""
     if plan.task == "forward":
         return f"weights {framework.precision.param_dtype}"
-    found = [f"weights {_weights(plan, framework)}", f"gradients {_gradients(plan, framework)}"]
+    frozen = _frozen(plan, network)
+    found = [f"{'trained ' if frozen else ''}weights {_weights(plan, framework)}", f"gradients {_gradients(plan, framework)}"]
     if OPTIMIZERS[plan.optimizer.name].states:
         precision = framework.precision
         wide = precision.master or precision.autocast
         found.append(f"moments {plan.optimizer.states or ('fp32' if wide else precision.param_dtype)}")
-    return ", ".join(found)
+    return ", ".join(found) + frozen
+
+
+def _frozen(plan: Plan, network: Network) -> str:
+    """How most of what is frozen lies, if not as what is trained."""
+    kept: dict[str, int] = {}
+    for _, block in network.blocks:
+        for part in block.parts:
+            if part.frozen:
+                form = "" if not part.stored else "nf4" if part.stored < 1.0 else plan.precision
+                kept[form] = kept.get(form, 0) + part.params
+    most = max(kept, key=lambda one: kept[one], default="")
+    return f"; frozen weights {most}" if most else ""
 
 
 def _weights(plan: Plan, framework: Framework) -> str:

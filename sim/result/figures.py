@@ -108,7 +108,7 @@ def figures(
         flops_per_step=setting.flops,
         peak_memory_bytes=report.peak,
         memory=report,
-        numbers=numbers(plan, setting.framework),
+        numbers=numbers(plan, setting.framework, network),
         fits=fit is None,
         does_not_fit=fit,
         breakdown=split,
