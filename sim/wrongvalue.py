@@ -31,6 +31,15 @@ _OTHERWISE = {
     ("precision", "float32"): "fp32",
     ("precision", "float16"): "fp16",
     ("precision", "bfloat16"): "bf16",
+    ("data.source", "s3"): "object-store",
+    ("data.source", "gcs"): "object-store",
+    ("data.source", "synthetic"): "device",
+    **dict.fromkeys(
+        (("lora.targets", name) for name in ("q_proj", "k_proj", "v_proj", "query_key_value")), "qkv (queries, keys and values together)"
+    ),
+    ("lora.targets", "o_proj"): "proj",
+    **dict.fromkeys((("lora.targets", name) for name in ("gate_proj", "up_proj", "gate_up_proj")), "up (with a gated MLP's gate)"),
+    ("lora.targets", "down_proj"): "down",
 }
 """(key, what other programs call a value of it): the word for it here."""
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes", dict: "a table"}
@@ -171,7 +180,7 @@ def _short(value: object) -> str:
 def _near(path: str, value: object, options: tuple[str | int, ...]) -> str:
     if not isinstance(value, str):
         return ""
-    known = _OTHERWISE.get((path, value.lower()))
+    known = _OTHERWISE.get((path.partition("[")[0], value.lower()))
     near = [known] if known else UnknownName("value", value, map(str, options)).near
     return f" Did you mean {' or '.join(near)}?" if near else ""
 

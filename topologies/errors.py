@@ -41,10 +41,17 @@ class UnitError(BadInput):
 
 class UnknownName(BadInput):
     """A name that does not exist, with the nearest that does. `meant`: names that are known to be what it stands for; the others then go
-    unsaid, unless `every` of them is to be shown."""
+    unsaid, unless `every` of them is to be shown. `otherwise`: what to do where it is none of them, a sentence."""
 
     def __init__(
-        self, what: str, name: str, allowed: Iterable[str], where: str = "", meant: Iterable[str] = (), every: bool = False
+        self,
+        what: str,
+        name: str,
+        allowed: Iterable[str],
+        where: str = "",
+        meant: Iterable[str] = (),
+        every: bool = False,
+        otherwise: str = "",
     ) -> None:
         names = sorted(set(allowed))
         small = name[:80].lower()  # all names are
@@ -54,7 +61,8 @@ class UnknownName(BadInput):
         place = f" in {where}" if where else ""
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         shown = ", ".join(names[:24]) + (f", ... ({len(names)} in all)" if len(names) > 24 else "")
-        super().__init__(f"unknown {what} '{name[:80]}'{place}.{hint}" + ("" if known and not every else f" Allowed: {shown}"))
+        listed = "" if known and not every else f" Allowed: {shown}"
+        super().__init__(f"unknown {what} '{name[:80]}'{place}.{hint}{listed}" + (f". {otherwise}" if otherwise else ""))
         self.name, self.near = name, near
 
 

@@ -56,6 +56,7 @@ def test_plans_round_trip_through_toml(plan: Plan) -> None:
             {"model": "gpt2-124m", "parallel": {"world_size": 2}},
             r"unknown key 'parallel.world_size' in plan: a plan runs on dp_replicate x",
         ),
+        ({"model": "mlp", "data": {"source": "s3"}}, r"data.source = \"s3\" is none of its values. Did you mean object-store\?"),
         ({"modl": "gpt2-124m"}, "unknown key 'modl' in plan. Did you mean model"),
         ({"model": "mlp", "sequence": 3}, "Did you mean seq_len"),
         ({"model": "mlp", "dp": 4}, r"Did you mean parallel\.dp_shard or parallel\.dp_replicate\?$"),
@@ -315,3 +316,9 @@ def test_files_that_a_plan_names_lie_beside_it(tmp_path: Path, monkeypatch: pyte
     assert read('model = "only-here.json"').model == "only-here.json" and read('model = "llama3-8b"').model == "llama3-8b"
     whole = read('model = "llama3-8b"\nbatch = { global = 2, micro = 1 }\nparallel = { pp = 2, schedule = "mine.csv" }')
     assert whole.parallel.actions is not None
+
+
+def test_words_of_peft_lead_to_the_adapters_targets() -> None:
+    """ "Did you mean proj?" was said of v_proj, which is another linear."""
+    with pytest.raises(BadInput, match=r"v_proj\" is none of its values\. Did you mean qkv \(queries, keys and values together\)\?"):
+        model_of(load_plan({"model": {"base": "llama3-8b", "lora": {"targets": ["qkv", "v_proj"]}}}))

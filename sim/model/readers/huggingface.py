@@ -77,5 +77,5 @@ def _not_read(kind: str, tree: dict[str, Any], where: str) -> BadInput:
         )
     if kind in UNDESCRIBED:
         return Refused(f"{where}: model_type '{kind}' has {UNDESCRIBED[kind]}, which is not described. {_CAPTURE}")
-    unknown = UnknownName("model_type", kind, READERS, where)
-    return BadInput(f"{unknown}. {_CAPTURE}") if not unknown.near else unknown
+    alike = "A config of your own takes the model_type whose keys and layers it has, e.g. llama, or qwen3_moe with experts"
+    return UnknownName("model_type", kind, READERS, where, otherwise=f"{alike}. {_CAPTURE}")

@@ -25,7 +25,7 @@ def load_prices(source: Mapping[str, float] | str | Path) -> dict[str, float]:
         raise BadInput(f"{where}: per_gpu_hour must be a table of prices by machine")
     for name, price in prices.items():
         if isinstance(price, bool) or not isinstance(price, (int, float)) or not (-1e12 if "=" in name else 0) <= price < 1e12:
-            raise BadInput(f"{where}: {name} = {str(price)[:40]} is no price per GPU-hour (a number that is not negative)")
+            raise BadInput(f"{where}: {name} = {repr(price)[:40]} is no price per GPU-hour (a bare number that is not negative)")
         if found := _CLUSTER.match(name):
             raise BadInput(f'{where}: "{name}" is a cluster, and prices are of a GPU-hour on a machine: write "{found[1]}" = {price:g}')
     return {name: float(price) for name, price in prices.items()}
@@ -59,7 +59,10 @@ def _machines_price(prices: dict[str, float], on: str, gpus: int) -> float:
     named = {term.name: _priced(term.name, prices) for term in terms}
     missing = [name for name in named.values() if name not in prices]
     if missing:
-        raise BadInput(f"no price for {', '.join(missing)}; there are prices for {', '.join(sorted(prices)) or 'nothing'}")
+        there = ", ".join(sorted(prices)) or "nothing"
+        raise BadInput(
+            f"no price for {', '.join(missing)}; there are prices for {there}. A GPU-hour's goes by its machine: {missing[0]} = 2.5"
+        )
     if len(named) == 1:
         return prices[named[terms[0].name]]
     left, spent, taken = gpus or 1 << 62, 0.0, 0

@@ -126,6 +126,8 @@ def test_the_closest_type_is_named() -> None:
 def test_errors_name_the_field_and_the_closest() -> None:
     with pytest.raises(UnknownName, match="Did you mean llama"):
         from_config(LLAMA | {"model_type": "lama"}, "config.json")
+    with pytest.raises(BadInput, match=r"takes the model_type whose keys and layers it has, .* plan capture"):
+        from_config(LLAMA | {"model_type": "my_moe"}, "config.json")
     with pytest.raises(BadInput, match=r"config\.json: 'intermediate_size' is missing for model_type 'llama'"):
         from_config({key: value for key, value in LLAMA.items() if key != "intermediate_size"}, "config.json")
     with pytest.raises(BadInput, match="'model_type' is missing"):
