@@ -147,7 +147,7 @@ def _torchrun(v: Mapping[str, str]) -> Process | None:
     return Process(
         rank,
         world,
-        _number(v, "LOCAL_RANK", rank % local),
+        _number(v, "LOCAL_RANK", rank % max(local, 1)),
         local,
         v.get("MASTER_ADDR", "127.0.0.1"),
         _number(v, "MASTER_PORT", _PORT),
@@ -166,7 +166,7 @@ def _slurm(v: Mapping[str, str]) -> Process | None:
         return None
     world = _number(v, "SLURM_STEP_NUM_TASKS")
     nodes = _number(v, "SLURM_STEP_NUM_NODES", 1)
-    local = _number(v, "SLURM_STEP_TASKS_PER_NODE", -(-world // nodes))
+    local = _number(v, "SLURM_STEP_TASKS_PER_NODE", -(-world // max(nodes, 1)))
     address = v.get("MASTER_ADDR") or first_host(v.get("SLURM_STEP_NODELIST", v.get("SLURM_NODELIST", "127.0.0.1")))
     port = _number(v, "MASTER_PORT", _PORT + _number(v, "SLURM_JOB_ID", 0) % 1000)
     return Process(_number(v, "SLURM_PROCID"), world, _number(v, "SLURM_LOCALID", 0), local, address, port, "slurm")

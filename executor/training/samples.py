@@ -58,7 +58,8 @@ class Samples(Dataset[Pair]):
 
     def _row(self, place: str, index: int) -> bytes:
         if self._database is None:  # one connection per worker process, opened where it is used
-            self._database = sqlite3.connect(f"file:{place}?mode=ro", uri=True, timeout=20)
+            uri = Path(place).absolute().as_uri()  # a name's '#' or '?' would end the address, and a file of the rest be opened
+            self._database = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=20)
         row = self._database.execute("SELECT bytes FROM samples WHERE id = ?", (index,)).fetchone()
         if row is None:
             raise RunFailed(f"sample {index} is missing in {place}: delete the file and run again")

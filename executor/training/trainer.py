@@ -156,7 +156,9 @@ class Trainer:
         assert self.pipeline is not None
         pairs = [next(batches) for _ in range(self.plan.microbatches)]
         x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-        return self.pipeline.step(x if reads_ids(self.spec) else x.to(dtype_of(self.habits.precision.param_dtype)), y)
+        if not reads_ids(self.spec):
+            x = x.to(dtype_of(self.habits.precision.param_dtype))
+        return self.pipeline.step(x, y.to(x.dtype) if y.is_floating_point() else y)
 
     def _without_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
         if isinstance(self.model, DistributedDataParallel) and not last:

@@ -196,6 +196,12 @@ def test_environments_that_make_no_sense() -> None:
         place({"RANK": "0", "WORLD_SIZE": "many"})
     with pytest.raises(BadInput, match="MASTER_ADDR"):
         place({"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"})
+    with pytest.raises(BadInput, match="rank 0 of 0"):
+        place({"RANK": "0", "WORLD_SIZE": "0"})
+    with pytest.raises(BadInput, match="local rank 0 of 0"):
+        place({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"})
+    with pytest.raises(BadInput, match="rank 2 of 2"):
+        place({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "0"})
 
 
 @pytest.mark.parametrize(

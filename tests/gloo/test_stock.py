@@ -254,6 +254,13 @@ def test_a_pipeline_logs_the_loss_that_its_last_stage_has(schedule: str, tmp_pat
     assert [path.name for path in (tmp_path / "stock").glob("print-*.log")] == [f"print-{int(schedule == '1f1b')}.log"]
 
 
+def test_vectors_are_learned_in_the_plans_precision_in_a_pipeline_too(tmp_path: Path) -> None:
+    """Its last stage compared bf16 with fp32 vectors, which is done in fp32."""
+    vectors = {"family": "mlp", "widths": [32, 32, 32, 32, 32]}
+    first, piped = (_run(tmp_path, parallel, 8, vectors, precision="bf16").losses for parallel in ({}, {"pp": 2, "schedule": "gpipe"}))
+    assert piped == first
+
+
 def test_half_a_data_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _plan({}, 8, data={"source": "disk", "sample": "4 KiB", "workers": 1, "shuffle": False})
     monkeypatch.setattr("executor.stock.write_samples", _damaged)
@@ -265,6 +272,14 @@ def test_half_a_data_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def _damaged(plan: Plan, folder: Path) -> None:
     write_samples(plan, folder)
     (folder / "17.bin").write_bytes(bytes(100))
+
+
+def test_a_database_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    """What follows '#' and '?' in an address is no part of the file's name, and %41 is an A: another file was opened, and left there empty."""
+    plan, folder = _plan({}, 8, data={"source": "database", "sample": "4 KiB"}), tmp_path / "run #1, 50%41?"
+    write_samples(plan, folder)
+    assert len(Samples(plan, model_of(plan), 16, folder, 4)[3][0]) == 16
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
