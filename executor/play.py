@@ -80,13 +80,10 @@ def run_play(program: Program, host_seconds: dict[str, float], folder: str | Pat
     plain = timed if program.device == "cuda" else 0
     with alone_among(folder):
         stored, file = folder / "program.json.gz", folder / "read.bin"
-        stored.write_bytes(gzip.compress(msgspec.json.encode(program), 1))
-        try:
-            file.write_bytes(bytes(FILE))
-        except OSError as error:
-            raise RunFailed(f"cannot write {FILE} bytes to {file}: {error.strerror}") from None
         request = Request(str(stored.resolve()), host_seconds, 1 + timed + (WATCHED if plain else 0), str(file.resolve()), plain)
         try:
+            _write(stored, gzip.compress(msgspec.json.encode(program), 1))
+            _write(file, bytes(FILE))
             found = launch("executor.play:play", request, program.world, folder / "play", RankResult, stall=stall, variables=QUEUES)
         finally:
             file.unlink(missing_ok=True)
@@ -96,6 +93,13 @@ def run_play(program: Program, host_seconds: dict[str, float], folder: str | Pat
     meta = {"program": program.name, "backend": found[0].backend}
     trace = Trace(spans, "played", program.world, program.steps, meta=meta, timed=times)
     return PlayResult(step_times=times, trace=trace, by_rank=by_rank)
+
+
+def _write(file: Path, data: bytes) -> None:
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        raise RunFailed(f"cannot write {len(data)} bytes to {file}: {error.strerror}") from None
 
 
 def refuse_servers(program: Program) -> None:

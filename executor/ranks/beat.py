@@ -6,7 +6,9 @@ times until then are kept.
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import struct
 from pathlib import Path
 
@@ -20,11 +22,12 @@ class Beat:
     """One rank's progress: a counter, a phase in words, the step times so far."""
 
     def __init__(self, path: Path, create: bool = False) -> None:
+        """Of a rank that begins (`create`), or one that is looked at. Raises `OSError` where the disk has no room for it."""
         size = _HEAD.size + 8 * CAPACITY
         if create:
             new = path.with_name(f"{path.name}.new")
             with new.open("wb") as file:
-                file.truncate(size)  # sparse: takes one page on disk until steps are written
+                _take_room(file.fileno(), size)
             new.replace(path)  # whoever looks at a run sees a whole file or none
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), size)
@@ -58,3 +61,19 @@ class Beat:
     def step_times(self) -> list[float]:
         """Seconds of each step that has ended."""
         return list(struct.unpack_from(f"<{self.read()[1]}d", self._map, _HEAD.size))
+
+
+def _take_room(file: int, size: int) -> None:
+    """Gives an empty file its length, and all of that a place on the disk: where a mapped page finds none, when it is first touched, the system kills
+    whoever touches it with SIGBUS, rank or watcher."""
+    try:
+        os.posix_fallocate(file, 0, size)
+    except AttributeError:  # not on macOS
+        os.truncate(file, size)
+    except OSError as error:
+        if error.errno not in (
+            errno.EOPNOTSUPP,
+            errno.EINVAL,
+        ):  # file systems that cannot, where the C library does not write zeros instead
+            raise
+        os.truncate(file, size)

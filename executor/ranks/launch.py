@@ -29,7 +29,7 @@ from executor.ranks.alone import alone_in
 from executor.ranks.beat import Beat
 from executor.ranks.environment import Process, compute_threads, place, refuse_dealt
 from executor.ranks.spare import spare
-from executor.ranks.worker import Failure, Task, resolve
+from executor.ranks.worker import Failure, Task, keep_room, resolve
 from topologies.errors import BadInput, Refused, RunFailed
 
 STALL = 120.0
@@ -95,11 +95,7 @@ def launch(
 
 def _run(function: str, argument: object, ranks: int, folder: Path, stall: float, threads: int, variables: Mapping[str, str]) -> None:
     """Starts the ranks, and is back when all have left their results in `folder`."""
-    for old in [*folder.glob("rank*.*"), folder / "port"]:
-        old.unlink(missing_ok=True)
-    task = Task(function, msgspec.Raw(msgspec.json.encode(argument)), ranks, stall, threads, os.getpid())
-    (folder / "task.json").write_bytes(msgspec.json.encode(task))
-    beats = [Beat(folder / f"rank{rank}.beat", create=True) for rank in range(ranks)]
+    beats = _prepared(folder, Task(function, msgspec.Raw(msgspec.json.encode(argument)), ranks, stall, threads, os.getpid()))
     processes: list[subprocess.Popen[bytes]] = []
     try:
         processes.extend(_start(folder, rank, threads, variables) for rank in range(ranks))
@@ -108,6 +104,21 @@ def _run(function: str, argument: object, ranks: int, folder: Path, stall: float
         raise Interrupted(f"interrupted. {_kept(beats)}", str(folder)) from None
     finally:
         _end(processes)
+
+
+def _prepared(folder: Path, task: Task) -> list[Beat]:
+    """A folder without files of earlier ranks, with the task and the beats of these, and with room for how they fail. Raises `RunFailed` for a full disk."""
+    try:
+        for old in [*folder.glob("rank*.*"), folder / "port"]:
+            old.unlink(missing_ok=True)
+        (folder / "task.json").write_bytes(msgspec.json.encode(task))
+        for rank in range(task.ranks):
+            keep_room(folder, rank)
+        return [Beat(folder / f"rank{rank}.beat", create=True) for rank in range(task.ranks)]
+    except OSError as error:
+        raise RunFailed(
+            f"cannot write what {task.ranks} ranks begin with into {folder}: {error.strerror}. Free space there, or name another folder with --out"
+        ) from None
 
 
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30), "MALLOC_TOP_PAD_": str(64 << 20)}

@@ -100,7 +100,6 @@ def run_rank(task: Task, rank: int, folder: Path) -> None:
     beat = Beat(folder / f"rank{rank}.beat")
     beat.phase("importing torch")
     failure = folder / f"rank{rank}.failure"
-    failure.with_suffix(_PART).write_bytes(bytes(_ROOM))
     try:
         with beside(partial(_beat, beat), _BEAT):
             import torch
@@ -147,6 +146,11 @@ def _told(failure: Path) -> Iterator[None]:
 _PART = ".failure.part"
 _ROOM = 1 << 14
 """Bytes that are kept for how a rank fails, from its beginning: what it fails of may be a full disk."""
+
+
+def keep_room(folder: Path, rank: int) -> None:
+    """Takes these bytes, before the rank starts. Raises `OSError` where the disk does not have them."""
+    (folder / f"rank{rank}.failure").with_suffix(_PART).write_bytes(bytes(_ROOM))
 
 
 def _tell(path: Path, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,20 @@ def test_a_played_run_drops_the_file_that_it_read(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(executor.play, "launch", _dies)
     with pytest.raises(RunFailed, match="kept in /somewhere"):
         executor.play.run_play(program, {}, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} - {"lock"} == {"program.json.gz"}
+
+
+def test_a_played_run_leaves_no_half_of_the_file_that_it_would_read(tmp_path: Path) -> None:
+    """Files may not grow past 1 MiB (RLIMIT_FSIZE), as on a full disk, which half of the file would keep full."""
+    plan = load_plan({"model": {"family": "mlp", "widths": [8, 8]}, "precision": "fp32"})
+    habits = framework_of(plan)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(RunFailed, match=r"cannot write 8388608 bytes to .*read\.bin"):
+            executor.play.run_play(lower(plan, network_of(plan, habits), habits, "cpu", 2), {}, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert {path.name for path in tmp_path.iterdir()} - {"lock"} == {"program.json.gz"}
 
 

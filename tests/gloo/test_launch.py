@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.ranks.beat import Beat
+from executor.ranks.beat import CAPACITY, Beat
 from executor.ranks.environment import Process, compute_threads, first_host, place, refuse_dealt
 from executor.ranks.launch import launch, partial_steps, time_limit
 from tests.gloo.bodies_for_launch import Order
@@ -50,6 +51,27 @@ def test_progress_is_seen_whole_from_the_first(tmp_path: Path) -> None:
     thread.join()
     assert seen and seen <= {(), (-1.0,)}
     assert partial_steps(tmp_path) == {0: []}
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system takes no room for a file ahead")
+def test_progress_has_its_room_on_the_disk_from_the_beginning(tmp_path: Path) -> None:
+    """A page of a mapped file that a full disk has no place for ends who touches it by SIGBUS: the rank at its 499th step, or the watcher."""
+    Beat(tmp_path / "rank0.beat", create=True)
+    found = (tmp_path / "rank0.beat").stat()
+    assert 512 * found.st_blocks >= found.st_size > 8 * CAPACITY
+
+
+@pytest.mark.parametrize("room", [4 << 10, 64 << 10])
+def test_a_disk_without_room_for_what_ranks_begin_with(room: int, tmp_path: Path) -> None:
+    """Files may not grow past `room` bytes (RLIMIT_FSIZE), as on a full disk. Ranks would end without a word: a full disk takes no log."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(RunFailed, match=r"cannot write what 2 ranks begin with into .*: File too large\. Free space there"):
+            launch(BODY, Order(), 2, tmp_path, list[float])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not [*tmp_path.glob("*.log")]
 
 
 @pytest.mark.parametrize(
