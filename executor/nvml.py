@@ -116,9 +116,11 @@ class Meter:
 
 def first_gpu(nvml: Any, variables: Mapping[str, str] = os.environ, at: int = 0) -> Any:
     """The driver's handle of the GPU that CUDA calls 0 (or `at`). CUDA_VISIBLE_DEVICES names GPUs by number or by the beginning of a UUID (GPU-8d3f...); raises
-    `LookupError` where the driver knows none so named: figures of another GPU would say nothing."""
+    `LookupError` where the driver knows none so named, and for a slice of one (MIG-...): figures of another GPU, or of all of a GPU's slices, would say nothing."""
     seen = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
     first = seen[at].strip() if at < len(seen) else ""
+    if first.startswith("MIG-"):
+        raise LookupError(f"{first} is a slice of a GPU, and the driver's figures are of whole ones")
     if not first.startswith("GPU-"):
         return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else at)
     known = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))

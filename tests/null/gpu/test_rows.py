@@ -208,6 +208,8 @@ def test_the_first_gpu_is_the_one_that_cuda_sees_first(monkeypatch: pytest.Monke
     assert first_gpu(driver, {}, at=2) == 2 and first_gpu(driver, {"CUDA_VISIBLE_DEVICES": "2,1"}, at=1) == 1
     with pytest.raises(LookupError, match="GPU-ffff"):
         first_gpu(driver, {"CUDA_VISIBLE_DEVICES": "GPU-ffff"})
+    with pytest.raises(LookupError, match="MIG-8d40 is a slice of a GPU"):  # of whatever GPU: the first one's draw was taken for its own
+        first_gpu(driver, {"CUDA_VISIBLE_DEVICES": "MIG-8d40"})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8d40")
     assert device_facts(driver)["name"] == "GPU 2"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-ffff")
