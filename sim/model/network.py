@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +22,9 @@ from sim.model.specs.speech import Wav2Vec, Whisper
 from sim.model.specs.vlm import VisionLanguage
 from sim.work import MemoryBound
 from topologies.errors import Refused
+
+if TYPE_CHECKING:
+    from sim.model.layers.begun import Ways
 
 Blocks = tuple[tuple[str, Block], ...]
 
@@ -121,18 +125,22 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
     found = next((_BUILDERS[kind] for kind in type(model).__mro__ if kind in _BUILDERS), None)
     if found is None:
         raise Refused(f"a model of family {type(model).__name__} cannot be described")
-    build = getattr(import_module(f"sim.model.{found[0]}"), found[1])
+    home = import_module(f"sim.model.{found[0]}")
+    build = getattr(home, found[1])
     choices = () if isinstance(model, _WITHOUT_ATTENTION) else (attention,)
     blocks: Blocks = build(model, shape, framework, *choices)
-    return blocks if getattr(model, "lora", None) is None else _adapted(blocks, framework, getattr(model, "parallel_block", False))
+    if getattr(model, "lora", None) is None:
+        return blocks
+    return _adapted(blocks, framework, getattr(home, "ways", None), getattr(model, "parallel_block", False))
 
 
-def _adapted(blocks: Blocks, framework: Framework, beside: bool) -> Blocks:
-    """Of a model whose adapters alone are trained."""
-    from sim.model.layers.lora import base_in_halves, begun
+def _adapted(blocks: Blocks, framework: Framework, ways: Ways | None, beside: bool) -> Blocks:
+    """Of a model whose adapters alone are trained. `ways`: of its family, where its parts are no chain."""
+    from sim.model.layers.begun import begun, chain
+    from sim.model.layers.lora import base_in_halves
 
     narrow = framework.precision.wide_adapters and not framework.precision.autocast
-    return begun(base_in_halves(blocks) if narrow else blocks, beside)
+    return begun(base_in_halves(blocks) if narrow else blocks, ways or chain, beside)
 
 
 _PLAIN = Framework(name="count", source="counting only")

@@ -20,7 +20,8 @@ from sim.model.layers.redo import check_modules
 from sim.model.load import model_from
 from sim.model.reference import with_reference
 from sim.model.specs.clip import Clip
-from sim.model.specs.decoder import Decoder, Lora
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.lora import Lora
 from sim.model.specs.spec import Encoder
 from sim.model.specs.vlm import VisionLanguage
 from sim.model.stages import layout
@@ -144,15 +145,22 @@ def model_of(plan: Plan) -> ModelSpec:
         raise Refused(f'task = "dpo" needs a decoder; {plan.model_name} is none ({type(model).__name__.lower()})')
     if plan.task == "lora":
         if not hasattr(model, "lora"):
-            raise Refused(f'task = "lora" needs a decoder; {plan.model_name} is none ({type(model).__name__.lower()})')
+            raise Refused(
+                f'task = "lora" has adapters for {_ADAPTED}; {plan.model_name} is none of these ({model.__struct_config__.tag}). '
+                "Use another model, or another task"
+            )
         return model if model.lora is not None else _adapted(model)
     return model
+
+
+_ADAPTED = "decoders, vision-language models and flux"
+"""Families with a `lora` table."""
 
 
 def _adapted(model: ModelSpec) -> ModelSpec:
     """With adapters where people put them: in a vision-language model's decoder, whose tower then is not trained either."""
     if not isinstance(model, VisionLanguage):
-        return msgspec.structs.replace(model, lora=Lora())
+        return msgspec.structs.replace(model, lora=model.adapters())  # type: ignore[union-attr]
     frozen = tuple(dict.fromkeys(("tower", *model.frozen)))
     return msgspec.structs.replace(model, decoder=msgspec.structs.replace(model.decoder, lora=Lora()), frozen=frozen)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from executor.training.models.names import part_name, parts_of
 from executor.training.models.parts import Linear
 from sim.model.layers.lora import TARGETS
-from sim.model.specs.decoder import Lora
+from sim.model.specs.lora import Lora
 
 SCALE = 2.0
 """What an adapter's result is multiplied by (PEFT: lora_alpha / r), whichever number it is."""

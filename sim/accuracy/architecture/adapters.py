@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from sim.accuracy.row import Row
-from sim.model.specs.decoder import Lora
+from sim.model.specs.lora import Lora
 
 _Targets = tuple[Literal["qkv", "proj", "up", "down"], ...]
 _ALL: _Targets = ("qkv", "proj", "up", "down")

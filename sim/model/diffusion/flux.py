@@ -10,9 +10,11 @@ from sim.model.diffusion.modulation import condition, gated, modulated
 from sim.model.diffusion.timestep import embedding_mlp, noised, squared_error, time_embedding
 from sim.model.layers.activation import activation
 from sim.model.layers.attention import core
+from sim.model.layers.begun import Way
 from sim.model.layers.elementwise import casts, elementwise
 from sim.model.layers.heads import Heads
 from sim.model.layers.linear import linear
+from sim.model.layers.lora import beside_frozen, reread
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import norm
 from sim.model.parts import Block, Part, Shape
@@ -23,6 +25,26 @@ from sim.work import Work
 
 _WAVES = 256
 """Numbers of the embedding of time and guidance (timestep_embedding, dim = 256)."""
+
+
+_STREAMS = ("picture", "text")
+_TARGETS = {
+    **{
+        f"{stream}.{part}": word
+        for stream in _STREAMS
+        for part, word in (("qkv", "qkv"), ("proj", "proj"), ("mlp.up", "up"), ("mlp.down", "down"))
+    },
+    "up": "qkv",
+    "down": "down",
+}
+"""Part of a layer -> the word for it among `Lora.targets`."""
+
+
+def ways(block: str, part: str) -> Way:
+    """Picture and text have parts of their own; all else is of both."""
+    stream, _, rest = part.partition(".")
+    streams = (stream,) if rest and stream in _STREAMS else _STREAMS
+    return Way(streams, streams)
 
 
 def blocks_of(spec: Flux, shape: Shape, framework: Framework, attention: str) -> Blocks:
@@ -54,7 +76,7 @@ def _embed(spec: Flux, picture: Share, text: Share, both: Share) -> list[Part]:
     steered += time_embedding(picture, _WAVES, h, "guidance") if spec.guidance else []
     steered += embedding_mlp(picture, "pooled", spec.pooled, h)
     turn = (elementwise("scale", both, angles, 4, 4), *(elementwise("activation", both, angles, 4, 4),) * 2)
-    return [
+    parts = [
         noised(picture, n),
         Part(name="pack", forward=(pack,), cls="elementwise", detached=True),
         _of_the_input(linear(picture, "picture", width, h, bias=True, low=False, modules=2)),
@@ -63,6 +85,7 @@ def _embed(spec: Flux, picture: Share, text: Share, both: Share) -> list[Part]:
         _of_the_input(linear(text, "text", spec.context, h, bias=True, low=False)),
         Part(name="positions", forward=(*turn, elementwise("copy", both, 4 * angles, 4, 4)), cls="elementwise", detached=True, modules=4),
     ]
+    return _tuned(spec, both, parts)
 
 
 def _of_the_input(part: Part) -> Part:
@@ -77,7 +100,10 @@ def _normed_heads(spec: Flux, share: Share, name: str) -> list[Part]:
     """
     n, d, e = share.rows * spec.hidden, spec.hidden // spec.heads, share.e
     eager = not share.framework.compile
-    norms = [norm(share, f"{name}.{which}_norm", n // d, d, "rmsnorm", after_residual=False, es=e) for which in ("q", "k")]
+    norms = [
+        norm(share, f"{name}.{which}_norm", n // d, d, "rmsnorm", after_residual=False, es=e, frozen=spec.lora is not None)
+        for which in ("q", "k")
+    ]
     copies = (elementwise("copy", share, n, e, e),) * (2 * (eager and share.framework.elementwise.fused_norm))
     stack = (elementwise("copy", share, 3 * n, e, e),) * (2 * eager)
     return [Part(name=f"{name}.split", forward=copies, backward=stack, cls="elementwise", modules=0), *norms]
@@ -105,9 +131,14 @@ def _rotated(share: Share, width: int) -> Part:
     return Part(name="attn.rope", forward=one * 2, backward=(*up, *back, *back, add, *down) * 2, cls="elementwise", rope=True)
 
 
-def _core(spec: Flux, share: Share) -> Part:
+def _core(spec: Flux, share: Share, reread: int | None = None) -> Part:
     d = spec.hidden // spec.heads
-    return core(share, Heads(spec.heads, spec.heads, d, d), causal=False)
+    return core(share, Heads(spec.heads, spec.heads, d, d), causal=False, reread=reread)
+
+
+def _tuned(spec: Flux, share: Share, parts: list[Part]) -> list[Part]:
+    """The parts frozen and with adapters, where these are what is trained."""
+    return parts if spec.lora is None else beside_frozen(parts, spec.lora, share, targets=_TARGETS)
 
 
 def _double(spec: Flux, picture: Share, text: Share, both: Share) -> list[Part]:
@@ -115,10 +146,10 @@ def _double(spec: Flux, picture: Share, text: Share, both: Share) -> list[Part]:
     h, e, compiled = spec.hidden, both.e, both.framework.compile
     n = both.rows * h
     streams = ((picture, "picture"), (text, "text"))
-    parts = []
+    learned, parts = spec.lora is None, list[Part]()
     for share, name in streams:
-        parts += condition(share, f"{name}.condition", h, 6)
-        parts += modulated(share, f"{name}.attn", h)
+        parts += condition(share, f"{name}.condition", h, 6, learned=learned)
+        parts += modulated(share, f"{name}.attn", h, learned=learned)
         parts.append(linear(share, f"{name}.qkv", h, 3 * h, bias=True, stream=True, modules=3))
         parts += _normed_heads(spec, share, name)
     # Values are copied, and live on beside the queries and keys that the norms keep: they are columns of one result.
@@ -129,12 +160,13 @@ def _double(spec: Flux, picture: Share, text: Share, both: Share) -> list[Part]:
     whole = (copy,) if compiled else (zero, zero, copy, elementwise("add", both, n, 2 * e, e))
     many = both.micro > 1
     part = Part(name="attn.part", forward=(copy,) * many, backward=whole, cls="elementwise", saved=n * e * many, modules=0)
-    parts += [_rotated(both, h), _core(spec, both), part]
+    parts += [_rotated(both, h), _core(spec, both, None if many else reread(spec.lora, both)), part]
     for share, name in streams:
-        parts += [linear(share, f"{name}.proj", h, h, bias=True), gated(share, f"{name}.attn.residual", h)]
-        parts += [*modulated(share, f"{name}.mlp", h), *mlp(share, h, spec.ffn or 4 * h, "gelu", bias=True, prefix=f"{name}.mlp")]
-        parts.append(gated(share, f"{name}.mlp.residual", h))
-    return parts
+        parts += [linear(share, f"{name}.proj", h, h, bias=True), gated(share, f"{name}.attn.residual", h, learned=learned)]
+        parts += modulated(share, f"{name}.mlp", h, learned=learned)
+        parts += mlp(share, h, spec.ffn or 4 * h, "gelu", bias=True, prefix=f"{name}.mlp")
+        parts.append(gated(share, f"{name}.mlp.residual", h, learned=learned))
+    return _tuned(spec, both, parts)
 
 
 def _joined(spec: Flux, both: Share) -> Part:
@@ -147,9 +179,10 @@ def _single(spec: Flux, share: Share) -> list[Part]:
     h, ffn, e, rows = spec.hidden, spec.ffn or 4 * spec.hidden, share.e, share.rows
     split = (elementwise("copy", share, rows * (3 * h + ffn), e, e),)
     cat = (elementwise("copy", share, rows * (h + ffn), e, e),)
-    return [
-        *condition(share, "condition", h, 3),
-        *modulated(share, "attn", h),
+    learned = spec.lora is None
+    parts = [
+        *condition(share, "condition", h, 3, learned=learned),
+        *modulated(share, "attn", h, learned=learned),
         linear(share, "up", h, 3 * h + ffn, bias=True, stream=True, modules=2),
         Part(name="split", backward=split, cls="elementwise", modules=0),
         *_normed_heads(spec, share, "attn"),
@@ -158,8 +191,9 @@ def _single(spec: Flux, share: Share) -> list[Part]:
         activation(share, "mlp.act", rows, ffn, "gelu"),
         Part(name="beside", forward=cat, cls="elementwise", saved=rows * h * e, modules=0),  # attention keeps its own result
         linear(share, "down", h + ffn, h, bias=True),
-        gated(share, "residual", h),
+        gated(share, "residual", h, learned=learned),
     ]
+    return _tuned(spec, share, parts)
 
 
 def _head(spec: Flux, picture: Share, both: Share) -> list[Part]:
@@ -169,12 +203,14 @@ def _head(spec: Flux, picture: Share, both: Share) -> list[Part]:
     lay = (elementwise("zero", both, both.rows * h, 0, es), elementwise("copy", picture, picture.rows * h, es, es))
     permute = elementwise("permute", picture, n, e, e)
     flow = elementwise("add", picture, n, 8, 4)
-    return [
+    learned = spec.lora is None
+    parts = [
         Part(name="picture", backward=lay, cls="elementwise", modules=0),
-        *condition(picture, "condition", h, 2),
-        *modulated(picture, "last", h),
+        *condition(picture, "condition", h, 2, learned=learned),
+        *modulated(picture, "last", h, learned=learned),
         linear(picture, "out", h, width, bias=True, low=False, stream=True),
         Part(name="unpack", forward=(permute,), backward=(permute,), cls="elementwise", modules=0),
         Part(name="flow", forward=(flow,), cls="elementwise", detached=True, modules=0),
         squared_error(picture, n),
     ]
+    return _tuned(spec, picture, parts)

@@ -220,7 +220,8 @@ def _layer(spec: Decoder, share: Share, mixer: str, windowed: bool, seen: Share 
     if spec.lora is not None:
         from sim.model.layers.lora import beside_frozen
 
-        attn, rest = beside_frozen(attn, spec, share), beside_frozen(rest, spec, share)
+        one = spec.parallel_block and not spec.two_norms
+        attn, rest = (beside_frozen(made, spec.lora, share, name=spec.name, read=one) for made in (attn, rest))
     norms = [_norm(spec, share, "norm1", modules=2), _norm(spec, share, "norm2")] if spec.pre_norms else []
     joins = [residual(share, f"{name}.residual", rows, h, dropout=drops) for name in ("attn", "mlp")]
     if "mixers" in spec.scaled:
@@ -241,7 +242,7 @@ def _hybrid(spec: Decoder, share: Share, letter: str, windowed: bool) -> list[Pa
     if spec.lora is not None:
         from sim.model.layers.lora import beside_frozen
 
-        inner = beside_frozen(inner, spec, share)
+        inner = beside_frozen(inner, spec.lora, share, name=spec.name)
     if "mixers" in spec.scaled:
         inner = [*inner, *multiplied(share, "mixer.scale", share.srows * spec.hidden, share.es)]
     first = before(share, _norm(spec, share, "norm1", modules=2), inner[0])

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import weight_casts
-from sim.model.parts import ADAPTER, Block, Part, still
+from sim.model.parts import ADAPTER, Block, Part
 from sim.model.share import Share
-from sim.model.specs.decoder import Decoder, Lora
-from sim.work import Gemm, GroupedGemm, MemoryBound, Work
+from sim.model.specs.lora import Lora
+from sim.work import Conv, Gemm, GroupedGemm, MemoryBound, Work
 from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]
+Words = Mapping[str, str]
 
 _LATENT = ("attn.q_down", "attn.q_up", "attn.kv_down", "attn.kv_up")
 """Linears of latent attention that make queries, keys and values (NeMo's recipes of DeepSeek adapt each of them)."""
-_AGAIN = "attn.kv_down"
-"""Reads what the first linear of latent attention reads."""
 _CROSSED = ("attn.q", "attn.kv")
 TARGETS = {"attn.qkv": "qkv", **dict.fromkeys((*_LATENT, *_CROSSED), "qkv"), "attn.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
 """Part of a layer -> the word for it among `Lora.targets`."""
@@ -29,92 +28,49 @@ NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight: four bits, a scale of 8 bits for 64 of them, and one of fp32 for 256 of those (double quantization: Dettmers et al. 2023, section 3)."""
 
 
-def beside_frozen(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
-    """A layer's parts frozen, with their adapters. Raises `Refused` for what is not kept in four bits."""
-    assert spec.lora is not None
-    found = freeze(adapt(parts, spec, share))
-    if spec.lora.base == "nf4":
+def beside_frozen(
+    parts: list[Part], lora: Lora, share: Share, *, name: str = "", targets: Words = TARGETS, read: bool = False
+) -> list[Part]:
+    """A layer's parts frozen, with their adapters (`adapt`). Raises `Refused` for what is not kept in four bits, under the model's `name`."""
+    found = freeze(adapt(parts, lora, share, targets=targets, read=read))
+    if lora.base == "nf4":
         if share.fp8 or any(part.expert for part in found):
             why = f"it is unpacked to 16 bits, not to {share.gemm}" if share.fp8 else "experts in one tensor are none"
-            raise Refused(f'{spec.name}: lora.base = "nf4" packs linears (bitsandbytes.nn.Linear4bit); {why}. Leave lora.base out')
+            raise Refused(f'{name}: lora.base = "nf4" packs linears (bitsandbytes.nn.Linear4bit); {why}. Leave lora.base out')
         found = [_packed(part, share) if part.frozen and part.cls == "gemm" and part.tensors else part for part in found]
     return found
 
 
-def adapt(parts: list[Part], spec: Decoder, share: Share) -> list[Part]:
+def adapt(parts: list[Part], lora: Lora, share: Share, *, targets: Words = TARGETS, read: bool = False) -> list[Part]:
     """The parts with an adapter after each target, of as many as it has linears (PEFT and torchtitan wrap each torch.nn.Linear). Column-parallel
-    linears split B, row-parallel ones A."""
-    assert spec.lora is not None
+    linears split B, row-parallel ones A.
+
+    `targets`: the word for each part that may have adapters; `read`: an adapter of attention has kept already what an MLP beside it reads.
+    """
     adapted: list[Part] = []
     for part in parts:
         adapted.append(part)
-        if TARGETS.get(part.name) in spec.lora.targets:
+        if targets.get(part.name) in lora.targets:
             gemms = [work for work in part.forward if isinstance(work, Gemm)]
             names = [f"{part.name}{ADAPTER}"] if len(gemms) == 1 else [f"{part.name}.{at}{ADAPTER}" for at in range(len(gemms))]
-            read = share.es if part.normed and not share.framework.compile else share.e
-            made = [_adapter(name, gemm, share, spec.lora, read) for name, gemm in zip(names, gemms, strict=True)]
-            one = spec.parallel_block and not spec.two_norms and part.name == "mlp.up" and "qkv" in spec.lora.targets
-            adapted += [*made[: 1 - one], *(_reading(adapter, gemms[0], share, spec.lora, read) for adapter in made[1 - one :])]
+            wide = _wide(part, gemms[0], share)
+            made = [_adapter(name, gemm, share, lora, wide) for name, gemm in zip(names, gemms, strict=True)]
+            one = read and part.name == "mlp.up" and "qkv" in lora.targets
+            adapted += [*made[: 1 - one], *(_reading(adapter, gemms[0], share, lora, wide) for adapter in made[1 - one :])]
     return adapted
+
+
+def _wide(part: Part, gemm: Gemm, share: Share) -> int:
+    """Bytes of an element of what the linear reads: those of the residual stream where it casts that, or reads a norm's result."""
+    cast: Work = MemoryBound("cast", 4 * gemm.m * gemm.k, 2 * gemm.m * gemm.k, share.act)
+    streamed = part.normed or cast in part.forward[len(part.tensors) * share.autocast :]
+    return share.es if streamed and not share.framework.compile else share.e
 
 
 def _reading(adapter: Part, base: Gemm, share: Share, lora: Lora, read: int) -> Part:
     """An adapter of a linear whose input another adapter has kept already, where it makes no copy of its own."""
     copied = lora.dropout or share.framework.precision.wide_adapters or read > share.e
     return adapter if copied else replace(adapter, saved=adapter.saved - base.m * base.k * share.e)
-
-
-def begun(blocks: Blocks, beside: bool) -> Blocks:
-    """The blocks without gradients of what lies before the first adapters, and of what these read: autograd begins there, or with what else is
-    trained (a projector of pictures). `beside`: a layer's two branches read the same, and each has a beginning.
-
-    Raises `Refused` where nothing is trained.
-    """
-    for number, (name, block) in enumerate(blocks):
-        first = _first(block.parts)
-        cut = next((at + 1 for at, part in enumerate(block.parts) if part.name.endswith("residual")), 0) if beside else 0
-        lines = (block.parts[:cut], block.parts[cut:])
-        parts = tuple(part for line in lines for part in _begun(line))
-        blocks = (*blocks[:number], (name, replace(block, parts=parts)), *blocks[number + 1 :])
-        if first < len(parts):
-            return blocks
-    raise Refused(
-        "lora.targets: the model has none of these linears (experts have no adapters), so nothing would be trained. Add qkv or proj"
-    )
-
-
-def _first(parts: Sequence[Part]) -> int:
-    """The place of the first part that is trained."""
-    return next((at for at, part in enumerate(parts) if part.tensors and not part.frozen), len(parts))
-
-
-def _begun(parts: Sequence[Part]) -> list[Part]:
-    """A layer, or a branch of it, whose input needs no gradient."""
-    first = last = _first(parts)
-    while parts[last : last + 1] and parts[last].name.endswith(ADAPTER):
-        last += 1
-    found = [*map(still, parts[:first]), *map(_without_input, parts[first:last])]
-    found += [{_AGAIN: still, f"{_AGAIN}{ADAPTER}": _without_input}.get(part.name, _same)(part) for part in parts[last:]]
-    fork = next((at for at in range(last, len(parts)) if parts[at].name.endswith("residual")), None)
-    if last > first and fork is not None:
-        found[fork] = _without_fork(found[fork])
-    return found
-
-
-def _without_input(adapter: Part) -> Part:
-    """All that comes behind the gradient of the narrow product is that of the input's."""
-    behind = next(at for at, work in enumerate(adapter.backward) if isinstance(work, Gemm)) + 1
-    return replace(adapter, backward=adapter.backward[:behind])
-
-
-def _same(part: Part) -> Part:
-    return part
-
-
-def _without_fork(part: Part) -> Part:
-    """The residual stream before it needs no gradient, which would be a sum of two."""
-    last = part.backward[-1] if part.backward else None
-    return replace(part, backward=part.backward[:-1]) if isinstance(last, MemoryBound) and last.what == "add" else part
 
 
 def base_in_halves(blocks: Blocks) -> Blocks:
@@ -133,15 +89,17 @@ def freeze(parts: list[Part]) -> list[Part]:
     return [_still(part) if (part.tensors or part.wgrad) and not (part.frozen or part.name.endswith(ADAPTER)) else part for part in parts]
 
 
-def reread(lora: Lora, share: Share) -> int:
+def reread(lora: Lora | None, share: Share) -> int | None:
     """Bytes of an element of attention's result that what reads it keeps: the frozen projection none, an adapter all, unless it is dropout's
-    result or a copy that it reads."""
+    result or a copy that it reads. None without adapters (`core`)."""
+    if lora is None:
+        return None
     return 0 if lora.dropout or share.framework.precision.wide_adapters or "proj" not in lora.targets else share.e
 
 
 def _still(part: Part) -> Part:
     """What a product keeps is its input, for the weights' gradient alone, whatever casts and sorts rows around it; a router's scores stay."""
-    products = any(isinstance(work, Gemm | GroupedGemm) for work in part.wgrad)
+    products = any(isinstance(work, Conv | Gemm | GroupedGemm) for work in part.wgrad)
     scores = any(isinstance(work, MemoryBound) and work.what in ("softmax", "activation") for work in part.backward)
     return replace(part, frozen=True, wgrad=(), saved=0 if products and not scores else part.saved)
 

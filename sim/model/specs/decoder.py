@@ -5,11 +5,12 @@ Sizes are counts of elements; 0 means "as usual" where said. What does not fit t
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from sim.model.specs.fields import Activation, Count, Fraction, Layers, Natural, Spec
+from sim.model.specs.lora import Lora, check_rank
 from topologies.errors import BadInput
 
 
@@ -102,19 +103,11 @@ class Lightning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     chunk: Count = 256
 
 
-class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Low-rank adapters on a frozen base (Hu et al. 2021): of attention, and of dense MLPs. Experts and other mixers have none."""
-
-    rank: Count = 16
-    targets: tuple[Literal["qkv", "proj", "up", "down"], ...] = ("qkv", "proj")
-    dropout: Fraction = 0.1
-    base: Literal["", "nf4"] = ""
-    """How the layers' frozen linears lie: in the plan's dtype, or in four bits, unpacked for each product (QLoRA, Dettmers et al. 2023)."""
-
-
 class Decoder(Spec, tag="decoder", frozen=True, kw_only=True):
     """A causal transformer: GPT, Llama, MPT, BLOOM, Falcon, Mixtral, DeepSeek, Nemotron-H ..."""
 
+    adapters: ClassVar[type[Lora]] = Lora
+    """What `task = "lora"` adds where the model says nothing of it."""
     layers: Layers
     hidden: Count
     heads: Count
@@ -265,8 +258,7 @@ def _check(spec: Decoder) -> None:
         raise BadInput(f"{name}: latent attention ([mla]) has no scores with a bias or a bound. Leave out alibi and capped_scores")
     if spec.lora is not None and spec.mla is not None and spec.mla.index is not None:
         raise BadInput(f"{name}: adapters beside sparse attention ([mla.index]) are not described. Leave out index, or lora")
-    if spec.lora is not None and spec.lora.rank > spec.hidden:
-        raise BadInput(f"{name}: lora.rank = {spec.lora.rank} is more than hidden = {spec.hidden}. Use 1 to {spec.hidden}")
+    check_rank(name, spec.lora, spec.hidden)
     if bool(spec.mtp_pattern) != bool(spec.mtp and spec.pattern):
         raise BadInput(
             f'{name}: mtp_pattern is what a module of multi-token prediction holds in a hybrid ("*E"): it goes with mtp and pattern'

@@ -8,6 +8,7 @@ import msgspec
 
 from sim.model.check import check_heads
 from sim.model.specs.fields import Count, Fraction, Layers, Natural, Spec
+from sim.model.specs.lora import DiffusionLora, Lora, check_adapters
 from sim.model.specs.pictures import Depths, Pictures, Widths
 from topologies.errors import BadInput
 
@@ -72,8 +73,13 @@ class Dit(Patched, tag="dit", frozen=True, kw_only=True):
 
 class Flux(Patched, tag="flux", frozen=True, kw_only=True):
     """Picture and text attend to each other as one sequence: in layers with weights of their own for either, then in layers with one set for both
-    (FLUX.1, black-forest-labs/flux, model.py; the first kind is Esser et al. 2024's MM-DiT)."""
+    (FLUX.1, black-forest-labs/flux, model.py; the first kind is Esser et al. 2024's MM-DiT).
 
+    Queries, keys and values are one linear, as there, and have one adapter; in layers with one set so does what makes them and the MLP's inner
+    values (`qkv`), and what takes attention's result and these (`down`). Diffusers' modules have three (four), each with its own.
+    """
+
+    adapters: ClassVar[type[Lora]] = DiffusionLora
     double: Layers
     """Layers with weights for picture and text apart."""
     single: Annotated[int, msgspec.Meta(ge=0, le=10**4)]
@@ -90,6 +96,11 @@ class Flux(Patched, tag="flux", frozen=True, kw_only=True):
     """Numbers of the whole text (CLIP's), which steer all layers with the time."""
     guidance: bool = False
     """One more number steers them: how closely to follow the text (FLUX.1-dev, distilled)."""
+    lora: DiffusionLora | None = None
+
+    def __post_init__(self) -> None:
+        Patched.__post_init__(self)
+        check_adapters(self.name or "flux", self.lora, self.hidden)
 
     def input_bytes(self, seq: int) -> int:
         """fp32 latents and the text's embeddings."""

@@ -8,8 +8,9 @@ from typing import Literal
 import msgspec
 
 from sim.model.check import check_heads
-from sim.model.specs.decoder import Decoder, Lora, Moe
+from sim.model.specs.decoder import Decoder, Moe
 from sim.model.specs.fields import Activation, Count, Layers, Natural, Spec
+from sim.model.specs.lora import Lora
 from topologies.errors import BadInput, Refused
 
 

@@ -10,7 +10,8 @@ from sim.model import describe, load_model
 from sim.model.layers.grouped_query import grouped_query
 from sim.model.parts import Part, Shape
 from sim.model.share import share_of
-from sim.model.specs.decoder import Decoder, Lora
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.lora import Lora
 
 ROWS, HEADS, KV, D = 256, 8, 2, 16
 QKV = ROWS * (HEADS + 2 * KV) * D

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from sim.framework.framework import Framework, load_framework
 from sim.model import Network, Part, Shape, describe, load_model
 from sim.model.language.xl import zipf
-from sim.model.specs.decoder import Decoder, Lora
+from sim.model.specs.decoder import Decoder
+from sim.model.specs.lora import Lora
 from sim.model.specs.spec import Encoder, Mlp, Vit, spec_of
 from sim.predict import predict
 from sim.setting.bind import bind

@@ -173,7 +173,7 @@ SPLITS: list[tuple[str | dict[str, Any], dict[str, Any], str]] = [
     (DECODER | {"heads": 6, "hidden": 96, "kv_heads": 3}, {"parallel": {"tp": 2}}, "key-value heads"),
     ({"base": "gnmt", "layers": 1}, {}, "layers = 1 must be a whole number from 2 to 100,000,000, e.g. layers = 4"),
     ({"base": "transformer-xl-large", "div": 16}, {}, "div = 16 leaves no column of hidden = 1024 for the last of 4 clusters. Use less"),
-    ("bert-base", {"task": "lora"}, "needs a decoder; bert-base is none .encoder."),
+    ("bert-base", {"task": "lora"}, "has adapters for decoders, .*; bert-base is none of these .encoder."),
 ]
 
 

@@ -1,0 +1,97 @@
+"""Adapters beside frozen models that are no decoders, by hand: where they stand, where gradients begin, what memory and messages follow, and what is
+refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.memory.report import MemoryReport, memory_of
+from sim.model.parts import Block, Part
+from sim.setting.bind import Setting, bind
+from sim.setting.program import program_for
+from topologies.errors import BadInput, Refused
+
+
+def setting(model: str | dict[str, Any], **plan: Any) -> Setting:
+    return bind({"model": model, "framework": "pytorch", "task": "lora", "batch": {"global": plan.pop("ranks", 1)}} | plan, "dgx-h100")
+
+
+def report(model: str | dict[str, Any], **plan: Any) -> MemoryReport:
+    found = setting(model, **plan)
+    return memory_of(found.plan, found.network, found.framework, found.topology.device(0), remedies=False)
+
+
+def blocks(model: str | dict[str, Any]) -> dict[str, Block]:
+    return dict(setting(model).network.blocks)
+
+
+def trained(block: Block) -> dict[str, int]:
+    return {part.name: part.params for part in block.parts if part.tensors and not part.frozen}
+
+
+def part(block: Block, name: str) -> Part:
+    return next(p for p in block.parts if p.name == name)
+
+
+H = 3072
+
+
+def test_flux_has_adapters_in_both_kinds_of_layers() -> None:
+    """Of rank 4: a product's A and B."""
+    found = blocks("flux.1-dev")
+    qkv, proj = 4 * (H + 3 * H), 4 * (H + H)
+    of = {f"{stream}.{name}.lora": size for stream in ("picture", "text") for name, size in (("qkv", qkv), ("proj", proj))}
+    assert trained(found["L0"]) == trained(found["L18"]) == of
+    assert trained(found["L19"]) == trained(found["L56"]) == {"up.lora": 4 * (H + 7 * H)}
+    assert trained(found["embed"]) == trained(found["head"]) == {}
+    every = blocks({"base": "flux.1-dev", "lora": {"rank": 16, "targets": ["qkv", "proj", "up", "down"]}})
+    assert trained(every["L20"]) == {"up.lora": 16 * 8 * H, "down.lora": 16 * 6 * H}
+    assert trained(every["L3"])["text.mlp.down.lora"] == 16 * 5 * H
+
+
+def test_flux_s_gradients_begin_with_the_first_adapters_of_picture_and_text() -> None:
+    """What steers a layer needs none anywhere: no sum over a picture's tokens, and nothing kept for it."""
+    found = blocks("flux.1-dev")
+    assert found["embed"].detached and found["L1"] is found["L18"] and found["L0"] is not found["L1"]
+    for stream in ("picture", "text"):
+        first, later = found["L0"], found["L1"]
+        assert all(part(first, f"{stream}.{name}").detached for name in ("attn.norm", "attn.modulate", "qkv"))
+        assert len(part(first, f"{stream}.qkv.lora").backward) < len(part(later, f"{stream}.qkv.lora").backward)
+        assert part(first, f"{stream}.attn.residual").backward == part(later, f"{stream}.attn.residual").backward[:-1]
+        assert part(first, f"{stream}.mlp.residual") is part(later, f"{stream}.mlp.residual")
+        assert part(later, f"{stream}.condition").detached
+        assert part(later, f"{stream}.attn.modulate").saved == part(later, f"{stream}.attn.residual").saved == 0
+    whole = dict(setting("flux.1-dev", task="train").network.blocks)
+    assert "reduce" in {getattr(work, "what", "") for work in part(whole["L1"], "picture.attn.residual").backward}
+    assert "reduce" not in {getattr(work, "what", "") for work in part(found["L1"], "picture.attn.residual").backward}
+
+
+MODELS = ["flux.1-dev"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_states_and_messages_are_those_of_the_adapters(model: str) -> None:
+    tuned, whole = setting(model), setting(model, task="train")
+    size = sum(sum(trained(block).values()) for _, block in tuned.network.blocks)
+    assert 0 < size < whole.network.parameters / 100
+    assert tuned.network.parameters == whole.network.parameters + size
+    found = report(model)
+    assert found.optimizer == 2 * 2 * size
+    assert found.parameters == 2 * tuned.network.parameters
+    sends = program_for(setting(model, parallel={"dp_replicate": 2}, ranks=2), 1).ops(0)
+    assert sum(op.bytes for _, op in sends if "all_reduce" in op.id and op.id.startswith("grad")) == 2 * size
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "error", "words"),
+    [
+        ("flux.1-dev", {"lora": {"base": "nf4"}}, Refused, 'lora.base = "nf4" is described for decoders alone. Leave lora.base out'),
+        ("flux.1-dev", {"lora": {"rank": 4096}}, BadInput, "lora.rank = 4096 is more than hidden = 3072"),
+        ("dit-xl-2", {}, Refused, "has adapters for decoders, .*; dit-xl-2 is none of these .dit.. Use another model"),
+    ],
+)
+def test_refused_with_a_reason(model: str, more: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        setting({"base": model} | more if more else model)
