@@ -15,12 +15,14 @@ from sim.model.layers.elementwise import elementwise, residual
 from sim.model.layers.grouped_query import grouped_query
 from sim.model.layers.heads import split_heads
 from sim.model.layers.linear import linear
+from sim.model.layers.lora import beside_frozen, reread
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import norm
 from sim.model.parts import Part
 from sim.model.pictures.maps import cast_in, divided, group_norm, join, wide, widened
 from sim.model.pictures.vision import Map, convolution
 from sim.model.share import Share
+from sim.model.specs.lora import Lora
 
 
 class Text(NamedTuple):
@@ -30,10 +32,13 @@ class Text(NamedTuple):
     width: int
 
 
-def transformer(share: Share, rows: Share, x: Map, heads: int, layers: int, text: Text, by_linear: bool) -> list[Part]:
-    """Norm, projection, `layers` layers, projection, and the map added. `rows`: the share whose tokens are the places of `x`."""
+def transformer(
+    share: Share, rows: Share, x: Map, heads: int, layers: int, text: Text, by_linear: bool, lora: Lora | None = None
+) -> list[Part]:
+    """Norm, projection, `layers` layers, projection, and the map added. `rows`: the share whose tokens are the places of `x`; `lora`: layers are
+    frozen and have adapters."""
     n, c = share.micro * x.size, x.channels
-    inside = [part for at in range(layers) for part in _layer(rows, f"t{at}", c, heads, text, first=not at)]
+    inside = [part for at in range(layers) for part in _layer(rows, f"t{at}", c, heads, text, lora, first=not at)]
     end = join(share, "join", n, share.e)
     if by_linear:
         into, out = (linear(rows, name, c, c, bias=True, stream=name == "in") for name in ("in", "out"))
@@ -57,28 +62,31 @@ def _turned(share: Share, name: str, n: int, e: int) -> Part:
     return Part(name=name, forward=(turn,), backward=(turn,), cls="elementwise", modules=0)
 
 
-def _normed(rows: Share, name: str, width: int, first: bool) -> Part:
-    part = norm(rows, name, rows.rows, width, "layernorm", after_residual=not first, es=wide(rows), modules=2)
+def _normed(rows: Share, name: str, width: int, first: bool, frozen: bool) -> Part:
+    part = norm(rows, name, rows.rows, width, "layernorm", after_residual=not first, es=wide(rows), modules=2, frozen=frozen)
     return widened(rows, part, rows.rows * width)
 
 
-def _layer(rows: Share, name: str, width: int, heads: int, text: Text, first: bool) -> list[Part]:
+def _layer(rows: Share, name: str, width: int, heads: int, text: Text, lora: Lora | None, first: bool) -> list[Part]:
     """Attention among the places, attention to the text, an MLP gated by GELU, each after a norm and added."""
     narrow, n = replace(rows, es=rows.e), rows.rows * width
-    own = grouped_query(rows, width, heads, heads, width // heads, qkv_bias=False, proj_bias=True, fused=False, causal=False)
+    own = grouped_query(
+        rows, width, heads, heads, width // heads, qkv_bias=False, proj_bias=True, fused=False, causal=False, reread=reread(lora, rows)
+    )
     ways = (
         ("self", [*own, *divided(rows, "self.rescale", n)]),
-        ("cross", [*_cross(rows, width, heads, text), *divided(rows, "cross.rescale", n)]),
+        ("cross", [*_cross(rows, width, heads, text, lora), *divided(rows, "cross.rescale", n)]),
         ("mlp", mlp(rows, width, 4 * width, "geglu", bias=True)),
     )
     found: list[Part] = []
     for at, (way, parts) in enumerate(ways):
         join_ = residual(narrow, f"{way}.residual", rows.rows, width, dropout=False)
-        found += [_normed(rows, f"{way}.norm", width, first and not at), *parts, join_]
+        made = parts if lora is None else beside_frozen(parts, lora, rows)
+        found += [_normed(rows, f"{way}.norm", width, first and not at, lora is not None), *made, join_]
     return [replace(part, name=f"{name}.{part.name}") for part in found]
 
 
-def _cross(rows: Share, width: int, heads: int, text: Text) -> list[Part]:
+def _cross(rows: Share, width: int, heads: int, text: Text, lora: Lora | None) -> list[Part]:
     """Queries of the places on keys and values of the text, which needs no gradient."""
     b = rows.micro
     local = split_heads(rows, heads, heads, width // heads)
@@ -87,6 +95,6 @@ def _cross(rows: Share, width: int, heads: int, text: Text) -> list[Part]:
     return [
         linear(rows, "cross.q", width, width, stream=True, modules=2),
         replace(keys, backward=(), saved=kept),
-        core(rows, local, causal=False, kv_seq=text.tokens, name="cross.core"),
+        core(rows, local, causal=False, kv_seq=text.tokens, reread=reread(lora, rows), name="cross.core"),
         linear(rows, "cross.proj", width, width, bias=True),
     ]

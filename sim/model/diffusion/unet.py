@@ -13,9 +13,11 @@ from sim.framework.framework import Framework
 from sim.model.check import data_parallel_only
 from sim.model.diffusion.spatial import Text, transformer
 from sim.model.diffusion.timestep import embedding_mlp, noised, squared_error, time_embedding
+from sim.model.layers.begun import Way
 from sim.model.layers.elementwise import elementwise
 from sim.model.layers.linear import linear
-from sim.model.parts import Block, Part, Shape
+from sim.model.layers.lora import freeze
+from sim.model.parts import Block, Part, Shape, still
 from sim.model.pictures.maps import beside, cast_in, divided, group_norm, join, nearest, swish, wide
 from sim.model.pictures.vision import Blocks, Map, block, convolution
 from sim.model.share import Share, share_of
@@ -42,7 +44,22 @@ class _Maker(NamedTuple):
             return []
         rows = share_of(replace(self.share.shape, seq=x.h * x.w), self.framework, self.attention)
         text = Text(self.spec.text, self.spec.context)
-        return _named("tr", transformer(self.share, rows, x, self.spec.heads[level], layers, text, self.spec.linear_projection))
+        spec = self.spec
+        return _named("tr", transformer(self.share, rows, x, spec.heads[level], layers, text, spec.linear_projection, spec.lora))
+
+
+def ways(block: str, part: str) -> Way:
+    """Of the maps, and of the tokens that a transformer makes of one; the text and the time need no gradient where adapters are trained."""
+    name = part.removeprefix("res0.").removeprefix("res1.")
+    if name.startswith("tr.t") and name != "tr.tokens":
+        return Way(() if ".cross.kv" in name else ("tokens",), ("tokens",))
+    if name in ("tr.in", "tr.tokens"):
+        return Way(("map",), ("tokens",), opens=True)
+    if name in ("tr.out", "tr.map"):
+        return Way(("tokens",), ("map",))
+    if name in ("time", "time.act") and block != "embed":
+        return Way((), ())
+    return Way(("map",), ("map",), stem=name == "shortcut", opens=name == "cat", adds=name in ("join", "tr.join"))
 
 
 def blocks_of(spec: DiffusionUNet, shape: Shape, framework: Framework, attention: str) -> Blocks:
@@ -59,7 +76,10 @@ def blocks_of(spec: DiffusionUNet, shape: Shape, framework: Framework, attention
     middle = [*res, *make.attended(x, -1, spec.middle), *again]
     found.append(("M", block(make.share, "layer", middle, x)))
     x = _up(make, x, skips, found)
-    return (*found, ("head", block(make.share, "head", _head(make, x), x)))
+    found.append(("head", block(make.share, "head", _head(make, x), x)))
+    if spec.lora is None:
+        return tuple(found)
+    return tuple((name, replace(made, parts=tuple(freeze(list(made.parts))))) for name, made in found)
 
 
 def _named(name: str, parts: list[Part]) -> list[Part]:
@@ -100,6 +120,8 @@ def _up(make: _Maker, x: Map, skips: list[Map], found: list[tuple[str, Block]]) 
         for at in range(spec.blocks + 1):
             before = x
             cat, y = beside(share, "cat", x, skips.pop())
+            if len(skips) < _before_adapters(spec):  # the skip needs no gradient, and what is left is a view
+                cat = replace(cat, backward=())
             parts, x = _residual(make, y, spec.widths[level])
             found.append(
                 (f"U{level}.{at}", block(share, "layer", [cat, *parts, *make.attended(x, level, spec.transformers[level])], before))
@@ -110,6 +132,14 @@ def _up(make: _Maker, x: Map, skips: list[Map], found: list[tuple[str, Block]]) 
             found.append((f"U{level}.up", block(share, "layer", [large, conv], x)))
             x = y
     return x
+
+
+def _before_adapters(spec: DiffusionUNet) -> int:
+    """Maps that the way up reads from the way down and that no adapter is before."""
+    if spec.lora is None:
+        return 0
+    plain = next((level for level, layers in enumerate(spec.transformers) if layers), len(spec.transformers))
+    return 1 + plain * (spec.blocks + 1) - (plain == len(spec.transformers))
 
 
 def _swished(share: Share, name: str, x: Map) -> list[Part]:
@@ -128,8 +158,11 @@ def _residual(make: _Maker, x: Map, out: int) -> tuple[list[Part], Map]:
     fork = elementwise("add", share, b * make.time, 2 * e, e)  # the time's gradients of all blocks are summed
     add, total = elementwise("add", share, n, e, e), MemoryBound("reduce", n * e, b * out * e, share.act)
     time = linear(share, "time", make.time, out, rows=b, bias=True, low=False)
-    parts = [*_swished(share, "in", x), one, replace(act, backward=(*act.backward, fork)), time]
-    parts.append(Part(name="time.add", forward=(add,), backward=(total,), cls="elementwise", modules=0))
+    timed = [replace(act, backward=(*act.backward, fork)), time]
+    timed.append(Part(name="time.add", forward=(add,), backward=(total,), cls="elementwise", modules=0))
+    if make.spec.lora is not None:  # frozen, the time needs no gradient
+        timed = [still(timed[0]), still(timed[1]), replace(timed[2], backward=())]
+    parts = [*_swished(share, "in", x), one, *timed]
     parts += [*_swished(share, "out", y), two]
     if x.channels != out:
         short = convolution(share, "shortcut", x, out, 1, bias=True)[0]

@@ -24,6 +24,8 @@ class Way(NamedTuple):
     """It reads what the branch began with, not what the part before it made of that."""
     opens: bool = False
     """A residual stream begins with what it makes."""
+    adds: bool = False
+    """It adds what its branch began with, as all parts do whose name ends in `residual`."""
 
 
 Ways = Callable[[str, str], Way]
@@ -105,7 +107,7 @@ def _walked(name: str, parts: Sequence[Part], before: _Living, ways: Ways) -> tu
     for part in parts:
         way = ways(name, part.name)
         alive = read[part.name] = living.reads(way)
-        if part.name.endswith("residual"):
+        if way.adds or part.name.endswith("residual"):
             stem = any(living.stem.get(stream, False) for stream in way.makes)
             found.append(still(part) if not alive else part if stem else _without_fork(part))
             living.added(way, alive)

@@ -11,7 +11,7 @@ from sim.model.layers.linear import weight_casts
 from sim.model.parts import ADAPTER, Block, Part
 from sim.model.share import Share
 from sim.model.specs.lora import Lora
-from sim.work import Conv, Gemm, GroupedGemm, MemoryBound, Work
+from sim.work import Gemm, GroupedGemm, MemoryBound, Work
 from topologies.errors import Refused
 
 Blocks = tuple[tuple[str, Block], ...]
@@ -19,8 +19,15 @@ Words = Mapping[str, str]
 
 _LATENT = ("attn.q_down", "attn.q_up", "attn.kv_down", "attn.kv_up")
 """Linears of latent attention that make queries, keys and values (NeMo's recipes of DeepSeek adapt each of them)."""
-_CROSSED = ("attn.q", "attn.kv")
-TARGETS = {"attn.qkv": "qkv", **dict.fromkeys((*_LATENT, *_CROSSED), "qkv"), "attn.proj": "proj", "mlp.up": "up", "mlp.down": "down"}
+_CROSSED = ("attn.q", "attn.kv", "cross.q", "cross.kv")
+TARGETS = {
+    "attn.qkv": "qkv",
+    **dict.fromkeys((*_LATENT, *_CROSSED), "qkv"),
+    "attn.proj": "proj",
+    "cross.proj": "proj",
+    "mlp.up": "up",
+    "mlp.down": "down",
+}
 """Part of a layer -> the word for it among `Lora.targets`."""
 
 
@@ -98,8 +105,9 @@ def reread(lora: Lora | None, share: Share) -> int | None:
 
 
 def _still(part: Part) -> Part:
-    """What a product keeps is its input, for the weights' gradient alone, whatever casts and sorts rows around it; a router's scores stay."""
-    products = any(isinstance(work, Conv | Gemm | GroupedGemm) for work in part.wgrad)
+    """What a product keeps is its input, for the weights' gradient alone, whatever casts and sorts rows around it; a router's scores stay. A
+    convolution keeps its input in any case (torch's derivatives.yaml: one function, convolution_backward, gives all its gradients)."""
+    products = any(isinstance(work, Gemm | GroupedGemm) for work in part.wgrad)
     scores = any(isinstance(work, MemoryBound) and work.what in ("softmax", "activation") for work in part.backward)
     return replace(part, frozen=True, wgrad=(), saved=0 if products and not scores else part.saved)
 

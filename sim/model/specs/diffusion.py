@@ -157,6 +157,7 @@ class DiffusionUNet(Latents, tag="diffusion-unet", frozen=True, kw_only=True):
     """Residual blocks with group norms, and transformers that attend to a text, on four or fewer levels (Rombach et al. 2021, Podell et al. 2023)."""
 
     chain: ClassVar[bool] = False
+    adapters: ClassVar[type[Lora]] = DiffusionLora
     widths: Widths = (320, 640, 1280, 1280)
     """Channels of each level."""
     blocks: Count = 2
@@ -175,6 +176,7 @@ class DiffusionUNet(Latents, tag="diffusion-unet", frozen=True, kw_only=True):
     """Into and out of a transformer by linears, not by 1 x 1 convolutions."""
     added: Natural = 0
     """Numbers that say more of the picture (SDXL: pooled text, sizes and crops), embedded and added to the time; 0 = none."""
+    lora: DiffusionLora | None = None
 
     def __post_init__(self) -> None:
         name, levels = self.name or "diffusion-unet", len(self.widths)
@@ -185,6 +187,7 @@ class DiffusionUNet(Latents, tag="diffusion-unet", frozen=True, kw_only=True):
             if width % 32:
                 raise BadInput(f"{name}: widths = {self.widths} must be multiples of the 32 groups of the norms")
             check_heads(name, width, heads)
+        check_adapters(name, self.lora, min(self.widths))
         self.check_side(1 << (levels - 1), f"cannot be halved {levels - 1} times")
 
     def input_bytes(self, seq: int) -> int:
