@@ -24,7 +24,7 @@ class Plan(Section, frozen=True, kw_only=True):
     """A preset, the path of an HF config.json or *.model.json, or a [model] table: the shape itself, or `base` and what differs from it."""
     name: str = ""
     task: Task = "train"
-    """lora: adapters on a frozen model (decoders, vision-language models, flux, diffusion-unet); dpo: pairs of sequences (batch.micro is even), which go through a frozen copy first (beside adapters, through the model without them); forward: no training."""
+    """lora: adapters on a frozen model (decoders, vision-language models, flux, diffusion-unet, whisper); dpo: pairs of sequences (batch.micro is even), which go through a frozen copy first (beside adapters, through the model without them); forward: no training."""
     framework: str | dict[str, Any] = "pytorch"
     """Whose defaults fill what is not said (`sim/framework/known/*.toml`), or a [framework] table: its `base` and what differs from it."""
     seq_len: Count | None = None

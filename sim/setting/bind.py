@@ -153,7 +153,7 @@ def model_of(plan: Plan) -> ModelSpec:
     return model
 
 
-_ADAPTED = "decoders, vision-language models, flux and diffusion-unet"
+_ADAPTED = "decoders, vision-language models, flux, diffusion-unet and whisper"
 """Families with a `lora` table."""
 
 

@@ -16,10 +16,12 @@ from torch import nn  # noqa: E402
 
 from executor.recording.capture import Input, capture  # noqa: E402
 from executor.training.models.adapters import Adapted  # noqa: E402
+from sim.framework.framework import Framework  # noqa: E402
 from sim.model import ModelSpec, Network, Shape, describe  # noqa: E402
 from sim.model.specs.diffusion import DiffusionUNet, Flux  # noqa: E402
 from sim.model.specs.lora import Lora  # noqa: E402
-from tests.conformance import diffusion_modules, flux_modules  # noqa: E402
+from sim.model.specs.speech import Whisper  # noqa: E402
+from tests.conformance import diffusion_modules, flux_modules, speech_modules, test_speech  # noqa: E402
 from tests.conformance.test_diffusion import PLAIN  # noqa: E402
 from tests.conformance.test_pictures import hold_bytes, hold_kept, products  # noqa: E402
 
@@ -40,6 +42,9 @@ class Family(NamedTuple):
     """Of a linear in a module of this type: the word for it."""
     inputs: tuple[int, ...]
     same: tuple[tuple[str, str], ...] = ()
+    seq: int = 1
+    framework: Framework = PLAIN
+    products: Callable[[Network], Any] = products
 
 
 _STREAM = {(flux_modules.Stream, name): name for name in ALL}
@@ -76,6 +81,17 @@ FAMILIES = {
         _UNET,
         (2, 4, 16, 16),
     ),
+    "whisper": Family(
+        lambda: speech_modules.Whisper(3, 64, 4, 16, 96, 32, 500, 2),
+        Whisper(layers=3, decoder_layers=2, hidden=64, heads=4, mels=16, frames=96, positions=32, vocab=500),
+        {(speech_modules.Attention, at): "qkv" for at in ("q", "k", "v")}
+        | {(speech_modules.Attention, "out"): "proj", (speech_modules.Layer, "up"): "up", (speech_modules.Layer, "down"): "down"},
+        (2, 16, 96),
+        (("L1", "L1"), ("L4", "D1"), ("head", "head")),
+        seq=32,
+        framework=test_speech.PLAIN,
+        products=test_speech.products,
+    ),
 }  # fmt: skip
 CASES = [(name, words) for name in FAMILIES for words in TARGETS]
 
@@ -98,7 +114,9 @@ def both(name: str, words: str) -> tuple[Network, Network]:
     lora = family.spec.adapters(rank=4, targets=TARGETS[words], dropout=0.0)
     spec: ModelSpec = replace(family.spec, lora=lora)
     captured = capture(lambda: tuned(name, lora), (Input(family.inputs),), name=name)
-    return tuple(describe(one, Shape(micro=2, seq=1, precision="fp32"), PLAIN) for one in (captured, spec))  # type: ignore[return-value]
+    return tuple(
+        describe(one, Shape(micro=2, seq=seq, precision="fp32"), family.framework) for one, seq in ((captured, 1), (spec, family.seq))
+    )  # type: ignore[return-value]
 
 
 @pytest.mark.no_cover
@@ -106,7 +124,8 @@ def both(name: str, words: str) -> tuple[Network, Network]:
 def test_each_product_is_the_captured_one(name: str, words: str) -> None:
     """None before the first adapters is that of a gradient, nor one of a frozen weight's."""
     captured, described = both(name, words)
-    assert products(captured) == products(described)
+    count = FAMILIES[name].products
+    assert count(captured) == count(described)
     assert captured.parameters == described.parameters
 
 

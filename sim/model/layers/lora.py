@@ -76,8 +76,12 @@ def _wide(part: Part, gemm: Gemm, share: Share) -> int:
 
 def _reading(adapter: Part, base: Gemm, share: Share, lora: Lora, read: int) -> Part:
     """An adapter of a linear whose input another adapter has kept already, where it makes no copy of its own."""
-    copied = lora.dropout or share.framework.precision.wide_adapters or read > share.e
-    return adapter if copied else replace(adapter, saved=adapter.saved - base.m * base.k * share.e)
+    return adapter if copies(lora, share, read) else replace(adapter, saved=adapter.saved - base.m * base.k * share.e)
+
+
+def copies(lora: Lora, share: Share, read: int) -> bool:
+    """Does each adapter keep a copy of its own of what its linear reads, in elements of `read` bytes?"""
+    return lora.dropout > 0 or share.framework.precision.wide_adapters or read > share.e
 
 
 def base_in_halves(blocks: Blocks) -> Blocks:

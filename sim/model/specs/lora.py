@@ -28,6 +28,15 @@ class DiffusionLora(Lora, frozen=True, kw_only=True, forbid_unknown_fields=True)
     dropout: Fraction = 0.0
 
 
+class SpeechLora(Lora, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As PEFT's example trains Whisper (int8 training of whisper-large-v2: rank 32, dropout 0.05), on queries, keys and values of all attentions:
+    the example's `q_proj` and `v_proj` leave keys out, for which there is no word here."""
+
+    rank: Count = 32
+    targets: tuple[Literal["qkv", "proj", "up", "down"], ...] = ("qkv",)
+    dropout: Fraction = 0.05
+
+
 def check_rank(name: str, lora: Lora | None, hidden: int) -> None:
     """Raises `BadInput` for more ranks than the narrowest linear has columns."""
     if lora is not None and lora.rank > hidden:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from sim.model.check import check_heads
 from sim.model.specs.fields import Count, Fraction, Layers, Natural, Spec
+from sim.model.specs.lora import Lora, SpeechLora, check_adapters
 from topologies.errors import BadInput
 
 
@@ -14,6 +15,7 @@ class Whisper(Spec, tag="whisper", frozen=True, kw_only=True):
 
     chain: ClassVar[bool] = False
     """All layers of the decoder read the encoder's result."""
+    adapters: ClassVar[type[Lora]] = SpeechLora
     layers: Layers
     """Of the encoder."""
     decoder_layers: Natural = 0
@@ -29,9 +31,11 @@ class Whisper(Spec, tag="whisper", frozen=True, kw_only=True):
     """Of one recording: 30 s, one each 10 ms; the second convolution takes every other."""
     positions: Count = 448
     """Longest text; the plan's seq_len counts its tokens."""
+    lora: SpeechLora | None = None
 
     def __post_init__(self) -> None:
         check_heads(self.name or "whisper", self.hidden, self.heads)
+        check_adapters(self.name or "whisper", self.lora, self.hidden)
         if self.frames % 2:
             raise BadInput(f"{self.name or 'whisper'}: frames = {self.frames} must be even: the second convolution has a stride of 2")
 

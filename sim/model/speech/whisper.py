@@ -11,13 +11,15 @@ from sim.framework.framework import Framework
 from sim.model.check import check_length, data_parallel_only
 from sim.model.layers.activation import activation
 from sim.model.layers.attention import core
+from sim.model.layers.begun import Way
 from sim.model.layers.elementwise import elementwise, residual, transpose
 from sim.model.layers.ends import embedding, logits, loss
 from sim.model.layers.heads import split_heads
 from sim.model.layers.linear import casts, linear
+from sim.model.layers.lora import beside_frozen, copies, freeze, reread
 from sim.model.layers.mlp import mlp
 from sim.model.layers.norm import norm
-from sim.model.parts import Block, Part, Shape
+from sim.model.parts import ADAPTER, Block, Part, Shape
 from sim.model.pictures.maps import line_convolution
 from sim.model.share import Share, share_of
 from sim.model.specs.speech import Whisper
@@ -39,21 +41,34 @@ def blocks_of(spec: Whisper, shape: Shape, framework: Framework, attention: str)
     layer = Block(kind="layer", parts=tuple(_encoder(spec, sound)), saved_input=heard)
     reader = Block(kind="layer", parts=tuple(_decoder(spec, sound, text)), saved_input=said)
     ending = _norm(spec, sound, "encoder.norm")
-    if not casts(sound):  # all layers read the one result
+    if _heard_once(spec, sound):
         ending = replace(ending, saved=ending.saved + heard)
     middle = (ending, embedding(text, spec.hidden, spec.vocab, tables=(spec.positions,), name="target.tokens"))
-    head = (_norm(spec, text, "head.norm"), logits(text, spec.hidden, spec.vocab, tied=True), loss(text, spec.vocab))
-    return (
+    last = logits(text, spec.hidden, spec.vocab, tied=True, frozen=spec.lora is not None)
+    head = (_norm(spec, text, "head.norm"), last, loss(text, spec.vocab))
+    found = (
         ("embed", Block(kind="embed", parts=tuple(_stem(spec, sound)))),
         *((f"L{i}", layer) for i in range(spec.layers)),
         ("target", Block(kind="embed", parts=middle, saved_input=heard)),
         *((f"D{i}", reader) for i in range(spec.decoder_layers or spec.layers)),
         ("head", Block(kind="head", parts=head, saved_input=said)),
     )
+    if spec.lora is None:
+        return found
+    return tuple(
+        (name, one if one is layer or one is reader else replace(one, parts=tuple(freeze(list(one.parts))))) for name, one in found
+    )
+
+
+def _heard_once(spec: Whisper, sound: Share) -> bool:
+    """Do all layers of the decoder keep the encoder's one result? Not frozen ones, nor adapters with copies of their own."""
+    if spec.lora is None:
+        return not casts(sound)
+    return "qkv" in spec.lora.targets and not copies(spec.lora, sound, sound.e if sound.framework.compile else sound.es)
 
 
 def _norm(spec: Whisper, share: Share, name: str) -> Part:
-    return norm(share, name, share.rows, spec.hidden, "layernorm", modules=2)
+    return norm(share, name, share.rows, spec.hidden, "layernorm", modules=2, frozen=spec.lora is not None)
 
 
 def _stem(spec: Whisper, share: Share) -> list[Part]:
@@ -80,6 +95,7 @@ def _stem(spec: Whisper, share: Share) -> list[Part]:
 
 def _around(spec: Whisper, share: Share, name: str, parts: list[Part]) -> list[Part]:
     """The mixer after its norm, and added."""
+    parts = parts if spec.lora is None else beside_frozen(parts, spec.lora, share)
     return [_norm(spec, share, f"{name}.norm"), *parts, residual(share, f"{name}.residual", share.rows, spec.hidden, dropout=False)]
 
 
@@ -97,9 +113,27 @@ def _encoder(spec: Whisper, share: Share) -> list[Part]:
 def _decoder(spec: Whisper, sound: Share, text: Share) -> list[Part]:
     return [
         *_around(spec, text, "attn", _attention(spec, text, text, "attn", causal=True)),
-        *_around(spec, text, "cross", _attention(spec, text, sound, "cross", causal=False)),
+        *_read(spec, sound, _around(spec, text, "cross", _attention(spec, text, sound, "cross", causal=False))),
         *_around(spec, text, "mlp", _mlp(spec, text)),
     ]
+
+
+def _read(spec: Whisper, sound: Share, parts: list[Part]) -> list[Part]:
+    """Adapters that read the encoder's result, where that is kept once for all layers."""
+    if spec.lora is None or not _heard_once(spec, sound):
+        return parts
+    heard = sound.rows * spec.hidden * sound.e
+    return [replace(part, saved=part.saved - heard) if part.name == f"cross.kv.0{ADAPTER}" else part for part in parts]
+
+
+def ways(block: str, part: str) -> Way:
+    """Of sound and of text, whose keys and values across are made of the sound."""
+    if block == "target" and part != "encoder.norm":
+        return Way((), ("text",), opens=True)
+    if part == "cross.kv":
+        return Way(("sound",), ("text",))
+    stream = ("text",) if block == "head" or block[0] == "D" else ("sound",)
+    return Way(stream, stream)
 
 
 def _attention(spec: Whisper, share: Share, keys: Share, name: str, *, causal: bool) -> list[Part]:
@@ -113,7 +147,7 @@ def _attention(spec: Whisper, share: Share, keys: Share, name: str, *, causal: b
     copies = [transpose(share, size) for size in (n, m, m)] * eager
     fork = [] if own else [elementwise("add", keys, m, 2 * keys.es, keys.es)] * eager
     heads = split_heads(share, spec.heads, spec.heads, d)
-    across, kept = 0 if own else keys.shape.seq, share.e if eager else None
+    across, kept = 0 if own else keys.shape.seq, share.e if eager else reread(spec.lora, share)
     middle = core(share, heads, causal=causal, scale=False, kv_seq=across, reread=kept, name=f"{name}.core")
     both = [] if own else [linear(share, f"{name}.q", h, h, bias=True, stream=True, modules=2)]
     widths = (h, h, h) if own else (h, h)

@@ -109,14 +109,45 @@ def test_a_u_net_s_gradients_begin_with_its_first_transformer() -> None:
     assert part(later, "tr.t1.cross.kv").detached and not part(later, "tr.t1.cross.q").detached
 
 
-MODELS = ["flux.1-dev", "sd-1.5", "sdxl"]
+def test_whisper_s_gradients_begin_in_the_encoder_and_in_the_decoder() -> None:
+    """Of rank 32 on queries, keys and values: the encoder's result has a gradient in each layer of the decoder, the embedded text has none."""
+    found = blocks("whisper-small")
+    h, rank = 768, 32
+    assert trained(found["L0"]) == {f"attn.qkv.{at}.lora": rank * 2 * h for at in range(3)}
+    own, across = ([f"{name}.{at}.lora" for at in range(count)] for name, count in (("attn.qkv", 3), ("cross.kv", 2)))
+    assert trained(found["D0"]) == dict.fromkeys([*own, "cross.q.lora", *across], rank * 2 * h)
+    assert (
+        found["embed"].detached and part(found["target"], "target.tokens").detached and not part(found["target"], "encoder.norm").detached
+    )
+    for first, later in (("L0", "L1"), ("D0", "D1")):
+        assert part(found[first], "attn.qkv").detached and not part(found[later], "attn.qkv").detached
+        assert len(part(found[first], "attn.residual").backward) == len(part(found[later], "attn.residual").backward) - 1
+    assert part(found["D0"], "cross.kv") is part(found["D1"], "cross.kv") and part(found["D0"], "cross.residual").backward
+
+
+def test_the_encoder_s_result_is_kept_once_where_adapters_make_no_copies() -> None:
+    """With dropout each keeps its own; a frozen linear keeps none."""
+    heard = 1500 * 768 * 2
+
+    def kept(lora: dict[str, Any]) -> list[int]:
+        found = blocks({"base": "whisper-small", "lora": lora})
+        rows = 1500 * 32 * 2 if "qkv" in lora.get("targets", ["qkv"]) else 0
+        read = [p for p in found["D1"].parts if p.name.startswith("cross.kv")]
+        return [part(found["target"], "encoder.norm").saved // heard, (sum(p.saved for p in read) - 2 * rows) // heard]
+
+    assert kept({"dropout": 0.0}) == [2, 0]
+    assert kept({"dropout": 0.05}) == [1, 3]  # a byte mask each beside its result
+    assert kept({"dropout": 0.0, "targets": ["proj"]}) == [1, 0]
+
+
+MODELS = ["flux.1-dev", "sd-1.5", "sdxl", "whisper-small"]
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_states_and_messages_are_those_of_the_adapters(model: str) -> None:
     tuned, whole = setting(model), setting(model, task="train")
     size = sum(sum(trained(block).values()) for _, block in tuned.network.blocks)
-    assert 0 < size < whole.network.parameters / 100
+    assert 0 < size < whole.network.parameters / 40
     assert tuned.network.parameters == whole.network.parameters + size
     found = report(model)
     assert found.optimizer == 2 * 2 * size
