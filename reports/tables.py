@@ -10,7 +10,7 @@ from reports.figures.palette import WORDS
 from reports.words import gib, ranks, rate, seconds
 from sim.result.prediction import clock_words
 from sim.tables import aligned, wordy
-from topologies.units import show_energy, show_flops
+from topologies.units import show_count, show_energy, show_flops
 
 
 class Listing:
@@ -90,6 +90,7 @@ def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
     table.add_row(f"model FLOP rate per {device}", show_flops(value["model_flops_per_gpu_per_s"]))
     if value["mfu"] is not None:
         table.add_row("MFU", f"{value['mfu']:.1%}")
+    table.add_row("model parameters", show_count(value["model"]["parameters"]))
     table.add_row("peak memory", gib(value["peak_memory_bytes"]) + ("" if value["fits"] else "  DOES NOT FIT"))
     console.print(table)
     step = value["step_time_s"] or 1.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from reports.page import Page
 from reports.tables import show
+from sim.predict import predict
 
 
 @pytest.mark.parametrize(
@@ -106,3 +108,9 @@ def test_a_page_s_words_are_read_from_the_left_and_its_figures_from_the_right() 
     assert head.startswith('<th class="left">plan</th><th class="left">outcome</th><th>why</th><th>like it</th><th>gain</th>')
     assert first.startswith('<td class="left">a</td><td class="left">refused</td><td>2 x 8 does not fit</td><td>1,204</td><td>+3.1 %</td>')
     assert second.startswith('<td class="left">b</td><td class="left">done</td><td></td><td>7</td><td>-</td>')
+
+
+def test_a_prediction_says_how_large_its_model_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who wrote a config.json wants to see that it is the model that was meant."""
+    show(predict({"model": {"family": "mlp", "widths": [1024, 1024]}}, "dgx-h100", detail=False).to_dict(), "prediction")
+    assert re.search(r"model parameters +1\.05 M\n", capsys.readouterr().out)
