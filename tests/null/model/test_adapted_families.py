@@ -167,3 +167,20 @@ def test_states_and_messages_are_those_of_the_adapters(model: str) -> None:
 def test_refused_with_a_reason(model: str, more: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         setting({"base": model} | more if more else model)
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "name", "size"),
+    [
+        ("deepseek-v2-lite", "L1", "attn.kv_down", 512 * 2048),
+        ("flux.1-dev", "L1", "text.qkv", 512 * H),
+        ("flux.1-dev", "L1", "text.proj", 0),
+    ],
+)
+def test_under_autocast_adapters_cast_what_their_linear_casts(model: str, layer: str, name: str, size: int) -> None:
+    """A residual stream of fp32, for each linear of its own; attention's result has 16 bits."""
+    found = bind({"model": model, "framework": "pytorch-amp", "task": "lora", "seq_len": 512, "batch": {"global": 1}}, "dgx-h100")
+    block = dict(found.network.blocks)[layer]
+    for one in (part(block, name), part(block, f"{name}.lora")):
+        wide = [work for work in one.forward if getattr(work, "what", "") == "cast" and work.bytes == 6 * size]
+        assert len(wide) == bool(size)
