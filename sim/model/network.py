@@ -42,7 +42,7 @@ def describe(model: ModelSpec, shape: Shape, framework: Framework, attention: st
     Totals (parameters, FLOPs) are those of the whole model, from its description on one rank in bf16.
     """
     blocks = tuple((name, _end(block) if block.end else block) for name, block in _blocks(model, shape, framework, attention))
-    micro = shape.micro if isinstance(model, Captured) and model.third else 1
+    micro = shape.micro if _shared_in_batch(model) else 1
     totals = _totals(model, shape.seq, shape.documents, micro, framework.linears.fused_projections)
     tokens = min(shape.seq, model.longest) if isinstance(model, Seq2Seq) else shape.seq
     return Network(
@@ -141,6 +141,12 @@ def _adapted(blocks: Blocks, framework: Framework, ways: Ways | None, beside: bo
 
     narrow = framework.precision.wide_adapters and not framework.precision.autocast
     return begun(base_in_halves(blocks) if narrow else blocks, ways or chain, beside)
+
+
+def _shared_in_batch(model: ModelSpec) -> bool:
+    """Is one sample's share of the work another in a larger batch? A captured model's whose losses compare all pairs, and a Transformer-XL's, whose
+    relative positions are projected once for all samples."""
+    return isinstance(model, TransformerXl) or (isinstance(model, Captured) and bool(model.third))
 
 
 _PLAIN = Framework(name="count", source="counting only")

@@ -237,6 +237,8 @@ def test_work_grows_with_the_batch(name: str) -> None:
     assert run(64) == pytest.approx(2 * run(32), rel=0.02)  # small clusters round, and the relative positions of XL have no batch
     network = describe(load_model(name), Shape(micro=1, seq=128), PLAIN)
     assert network.flops_per_sample == pytest.approx(3 * run(1), rel=1e-9)
+    batch = describe(load_model(name), Shape(micro=32, seq=128), PLAIN)
+    assert batch.flops_per_sample == pytest.approx(3 * run(32) / 32, rel=1e-4), "each sample's share, positions of XL once a batch"
 
 
 def test_what_the_layers_of_a_decoder_give_back_to_the_encoder_is_summed() -> None:
