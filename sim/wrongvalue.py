@@ -34,9 +34,8 @@ _OTHERWISE = {
     ("data.source", "s3"): "object-store",
     ("data.source", "gcs"): "object-store",
     ("data.source", "synthetic"): "device",
-    **dict.fromkeys(
-        (("lora.targets", name) for name in ("q_proj", "k_proj", "v_proj", "query_key_value")), "qkv (queries, keys and values together)"
-    ),
+    **{("lora.targets", f"{letter}_proj"): f"{letter} (qkv: queries, keys and values)" for letter in "qkv"},
+    **dict.fromkeys((("lora.targets", name) for name in ("query_key_value", "qkv_proj")), "qkv (queries, keys and values together)"),
     ("lora.targets", "o_proj"): "proj",
     **dict.fromkeys((("lora.targets", name) for name in ("gate_proj", "up_proj", "gate_up_proj")), "up (with a gated MLP's gate)"),
     ("lora.targets", "down_proj"): "down",

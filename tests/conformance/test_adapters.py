@@ -56,6 +56,7 @@ PLANS = {
     "fp32 beside bf16": tuned(LLAMA | ALL, "huggingface", "bf16", dp_replicate=2, comm=TINY),
     "under autocast": tuned(LLAMA | ALL, "huggingface-amp", "bf16", dp_replicate=2, comm=SMALL),
     "Trainer with FSDP2": tuned(LLAMA | ALL, "huggingface", "bf16", dp_shard=2, zero=3),
+    "queries and values": tuned(LLAMA | {"lora": {"targets": ["q", "v"]}}, "huggingface", "bf16", dp_replicate=2, comm=TINY),
 }
 
 
@@ -92,6 +93,25 @@ def test_products_and_parameters_are_those_of_the_description(name: str, targets
     assert [p.numel() for p in trained] == [size for part in parts if not part.frozen for size in part.tensors]
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in trained)
     assert not any(p.grad is not None for p in made.parameters() if not p.requires_grad)
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    ("model", "targets", "less"), [("llama", ["q", "v"], 1), ("llama", ["k"], 2), ("neox", ["v", "up"], 3), ("deepseek", ["q", "k"], 1)]
+)
+def test_letters_of_attention_are_those_linears_alone(model: str, targets: list[str], less: int) -> None:
+    """Written out, attention of the first layer leaves the products out whose gradients no adapter asks for, which the description counts."""
+    plan = tuned(
+        MODELS[model] | {"fused_qkv": False, "lora": {"rank": 4, "targets": targets, "dropout": 0.1}}, attention="math", batch={"micro": 2}
+    )
+    spec = model_of(plan)
+    made = model_for(spec, framework_of(plan), products.SEQ)
+    square = 2 * products.MICRO * products.SEQ**2 * spec.hidden  # of all heads
+    assert products.described(plan) - less * square == products.run(made)
+    parts = [part for _, block in network_of(plan, framework_of(plan)).blocks for part in block.parts]
+    trained = [p for p in made.parameters() if p.requires_grad]
+    assert [p.numel() for p in trained] == [size for part in parts if not part.frozen for size in part.tensors]
+    assert all(p.grad is not None for p in trained)
 
 
 VIEWS = {

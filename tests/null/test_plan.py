@@ -320,5 +320,5 @@ def test_files_that_a_plan_names_lie_beside_it(tmp_path: Path, monkeypatch: pyte
 
 def test_words_of_peft_lead_to_the_adapters_targets() -> None:
     """ "Did you mean proj?" was said of v_proj, which is another linear."""
-    with pytest.raises(BadInput, match=r"v_proj\" is none of its values\. Did you mean qkv \(queries, keys and values together\)\?"):
+    with pytest.raises(BadInput, match=r"v_proj\" is none of its values\. Did you mean v \(qkv: queries, keys and values\)\?"):
         model_of(load_plan({"model": {"base": "llama3-8b", "lora": {"targets": ["qkv", "v_proj"]}}}))

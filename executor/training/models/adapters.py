@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from executor.training.models.names import part_name, parts_of
 from executor.training.models.parts import Linear
-from sim.model.layers.lora import TARGETS
+from sim.model.layers.lora import chosen
 from sim.model.specs.lora import Lora
 
 SCALE = 2.0
@@ -54,12 +54,11 @@ def adapt(model: nn.Module, lora: Lora) -> None:
     model.requires_grad_(False)
     for name, block in model.named_children():
         for path, module in list(parts_of(block)):
-            if TARGETS.get(part_name(f"{name}.{path}").partition(".")[2]) not in lora.targets:
-                continue
+            part = part_name(f"{name}.{path}").partition(".")[2]
             if isinstance(module, Linear):
-                for at, each in enumerate(module.each):
-                    module.each[at] = _beside(each, lora)
-            else:
+                for at in chosen(part, len(module.each), lora):
+                    module.each[at] = _beside(module.each[at], lora)
+            elif chosen(part, 1, lora):
                 block.add_module(path, _beside(module, lora))
 
 

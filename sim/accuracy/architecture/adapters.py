@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any
 
 import msgspec
 
 from sim.accuracy.row import Row
-from sim.model.specs.lora import Lora
+from sim.model.specs.lora import Lora, Target
 
-_Targets = tuple[Literal["qkv", "proj", "up", "down"], ...]
-_ALL: _Targets = ("qkv", "proj", "up", "down")
+_ALL: tuple[Target, ...] = ("qkv", "proj", "up", "down")
 _LIBRARIES: tuple[tuple[str, str, Lora], ...] = (
     # (pattern over framework and task, whose habit it is, the adapters); the first that matches counts
     (
@@ -27,12 +26,28 @@ _LIBRARIES: tuple[tuple[str, str, Lora], ...] = (
     (
         "",
         "PEFT's defaults, of queries and values",
-        Lora(rank=8, targets=("qkv",), dropout=0.0),
+        Lora(rank=8, targets=("q", "v"), dropout=0.0),
     ),  # LoraConfig; lit-gpt's lora.py has the same two
 )
 FOUR_BITS = r"\bnf4\b|4-?bit|qlora"
 """Words of a base that is packed in four bits."""
-_EVERYWHERE = r"all[- ]linear|all (the )?linear|every linear|gate_proj|all modules"
+_EVERYWHERE = r"all[- ]linear|all (the )?linear|every linear|all modules"
+_NAMES: dict[str, Target] = {
+    "q_proj": "q",
+    "k_proj": "k",
+    "v_proj": "v",
+    "o_proj": "proj",
+    "up_proj": "up",
+    "gate_proj": "up",
+    "down_proj": "down",
+}
+"""Of transformers' linears: the word for each."""
+
+
+def _linears(note: str) -> tuple[Target, ...]:
+    """The linears that a note names; of a gated MLP either stands for both that read its input."""
+    found = tuple(dict.fromkeys(word for name, word in _NAMES.items() if re.search(rf"\b{name}\b", note)))
+    return ("qkv", *found[3:]) if found[:3] == ("q", "k", "v") else found
 
 
 _ADAPTERS = r"(?<![a-z])(?<![vq][-_ ])(q|rs)?[dl]ora\b|\bpeft\b"
@@ -77,9 +92,9 @@ def adapters_of(row: Row, assumed: list[str]) -> Lora:
     whose, lora = next((whose, lora) for pattern, whose, lora in _LIBRARIES if re.search(pattern, words))
     note = f"{row.notes} {row.arch_note} {row.task}".lower()
     rank = re.search(r"\b(?:rank|r)\W{0,3}([1-9]\d*)\b", note)
-    everywhere = re.search(_EVERYWHERE, note)
-    if rank or everywhere:
-        size, targets = int(rank[1]) if rank else lora.rank, _ALL if everywhere else lora.targets
+    named = _ALL if re.search(_EVERYWHERE, note) else _linears(note)
+    if rank or named:
+        size, targets = int(rank[1]) if rank else lora.rank, named or lora.targets
         lora = Lora(rank=size, targets=targets, dropout=lora.dropout)
     if _is_packed(row):
         gathered = re.search(r"fsdp|zero-?3|full_shard", row.sharding.lower()) or row.n_experts
@@ -87,7 +102,15 @@ def adapters_of(row: Row, assumed: list[str]) -> Lora:
         assumed.append("the base packed in four bits" + (": neither its bytes nor its unpacking are counted" if gathered else " (NF4)"))
     elif re.search(EIGHT_BITS, row.precision.lower()):
         assumed.append("the base packed in eight bits: neither its bytes nor its unpacking are counted")
-    assumed.append(
-        f"LoRA of rank {lora.rank} on {', '.join(lora.targets)}: {whose}{', but for what the row says' * bool(rank or everywhere)}"
-    )
+    assumed.append(f"LoRA of rank {lora.rank} on {', '.join(lora.targets)}: {whose}{', but for what the row says' * bool(rank or named)}")
     return lora
+
+
+def on_its_linears(model: dict[str, Any], fused: bool, assumed: list[str]) -> dict[str, Any]:
+    """The model table with adapters that its linears can have: those of queries and of values stand on one, where that makes keys, too (PEFT names
+    `query_key_value` or `c_attn` for such models). `fused`: the framework has one for all where the model does not say."""
+    one = bool(model.get("mla")) or (fused if model.get("fused_qkv") is None else bool(model["fused_qkv"]))
+    if not (one and model.get("lora") and "q" in model["lora"]["targets"]):
+        return model
+    assumed.append("adapters of queries and values taken as one of queries, keys and values, which are one linear")
+    return model | {"lora": model["lora"] | {"targets": ("qkv",)}}

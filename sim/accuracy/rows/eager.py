@@ -22,6 +22,8 @@ _PICTURES = (
     _OLDER.partition("|transformer")[0]
     + r"|\bvit\b|vit_|deit|swin|convnext|net-?v?\d|u-?net|inception|alexnet|wrn|diffusion|\bsdxl|\bdit\b|\bflux"
 )
+_TRAINERS = r"hugging|\btransformers\b|accelerate|\btrl\b|\bpeft\b|axolotl|llama-?factory|\b(hf|sft) ?trainer"
+"""Libraries that train transformers' modules, by its Trainer or a loop like it. BERT and T5 among them are taken as any other modules."""
 _LARGER = r"\bm?t5|\bt0\b|\bul2|\bm?bart|pegasus|nllb|m2m|whisper"
 """Encoders with decoders that no such script trains: modules of transformers."""
 
@@ -32,14 +34,19 @@ def eager_of(row: Row, text: str, torch: bool, precision: str, assumed: list[str
         return found
     if torch and re.search(r"deep ?speed", text):
         return "deepspeed"
-    assumed.append(f"framework {row.framework!r} taken as plain PyTorch")
+    model = f"{row.model_type} {row.model_name}".lower()
+    seen = row.batch_unit == "images" or re.search(_PICTURES + "|dlrm", model)
+    trainer = re.search(_TRAINERS, text) and not seen and not re.search(f"bert|{_LARGER}", model)
+    modules, whose = ("huggingface", "transformers' modules in its Trainer") if trainer else ("pytorch", "plain PyTorch")
+    assumed.append(f"framework {row.framework!r} taken as {whose}")
     replicas = r"^none|^no\b|ddp|^(?!.*(shard|zero)).*data.?parallel"
     whole = re.search(replicas, row.sharding.lower()) if row.sharding else not re.search("fsdp|zero", text)
-    seen = row.batch_unit == "images" or re.search(_PICTURES + "|dlrm", f"{row.model_type} {row.model_name}".lower())
     pictures = seen and precision in ("fp16", "bf16")  # nobody trains them in 16 bits alone
     cast = pictures or re.search(_CAST, row.precision.lower()) or re.search(_CASTING, text)
     # Adapters are tuned beside weights that are frozen in 16 bits.
-    return "pytorch-amp" if whole and cast and not trains_adapters(row) and precision != "fp32" and "32" not in row.precision else "pytorch"
+    return (
+        f"{modules}-amp" if whole and cast and not trains_adapters(row) and precision != "fp32" and "32" not in row.precision else modules
+    )
 
 
 def _script(row: Row, precision: str) -> str:

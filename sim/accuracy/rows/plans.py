@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from sim.accuracy.architecture.adapters import trains_adapters
+from sim.accuracy.architecture.adapters import on_its_linears, trains_adapters
 from sim.accuracy.architecture.models import model_of
 from sim.accuracy.architecture.names import with_widths
 from sim.accuracy.row import Row
@@ -65,7 +65,7 @@ def case_of(row: Row) -> Case:
     row = on_nodes(in_devices(msgspec.structs.replace(completed(row), gpus=gpus_of(row, assumed)), assumed), assumed)
     row = beside_data(with_widths(row), assumed)
     framework = framework_of_row(row, assumed)
-    model = model_of(row, assumed)
+    model = on_its_linears(model_of(row, assumed), load_framework(framework).linears.fused_projections, assumed)
     family = str(model.get("family", "decoder"))
     row = _in_samples(of_length(row, family, assumed), family, assumed)
     layers, further = int(model.get("layers", 1)), int(model.get("mtp", 0))

@@ -73,7 +73,8 @@ class _Living:
 
 def begun(blocks: Blocks, ways: Ways = chain, beside: bool = False) -> Blocks:
     """The blocks without gradients of what lies before the first adapters, and of what these read: autograd begins there, or with what else is
-    trained (a projector of pictures). `beside`: a layer's two branches read the same, and each has a beginning.
+    trained (a projector of pictures). Attention counts as one: where queries or values alone have adapters, fused kernels give all three gradients
+    (written out, the first layer has up to three products less than are counted here). `beside`: a layer's two branches read the same, and each has a beginning.
 
     Raises `Refused` where nothing is trained.
     """

@@ -17,19 +17,18 @@ from topologies.errors import Refused
 Blocks = tuple[tuple[str, Block], ...]
 Words = Mapping[str, str]
 
-_LATENT = ("attn.q_down", "attn.q_up", "attn.kv_down", "attn.kv_up")
-"""Linears of latent attention that make queries, keys and values (NeMo's recipes of DeepSeek adapt each of them)."""
-_CROSSED = ("attn.q", "attn.kv", "cross.q", "cross.kv")
 TARGETS = {
     "attn.qkv": "qkv",
-    **dict.fromkeys((*_LATENT, *_CROSSED), "qkv"),
+    **dict.fromkeys(("attn.q", "cross.q", "attn.q_down", "attn.q_up"), "q"),
+    **dict.fromkeys(("attn.kv", "cross.kv", "attn.kv_down", "attn.kv_up"), "kv"),
     "attn.proj": "proj",
     "cross.proj": "proj",
     "mlp.up": "up",
     "mlp.down": "down",
 }
-"""Part of a layer -> the word for it among `Lora.targets`."""
-
+"""Part of a layer -> the word for it among `Lora.targets`: the letters of what its linears make, one each, or all of them one. Latent attention's are
+adapted each (NeMo's recipes of DeepSeek)."""
+_READ = frozenset("qkv")
 
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight: four bits, a scale of 8 bits for 64 of them, and one of fp32 for 256 of those (double quantization: Dettmers et al. 2023, section 3)."""
@@ -39,7 +38,7 @@ def beside_frozen(
     parts: list[Part], lora: Lora, share: Share, *, name: str = "", targets: Words = TARGETS, read: bool = False
 ) -> list[Part]:
     """A layer's parts frozen, with their adapters (`adapt`). Raises `Refused` for what is not kept in four bits, under the model's `name`."""
-    found = freeze(adapt(parts, lora, share, targets=targets, read=read))
+    found = freeze(adapt(parts, lora, share, name=name, targets=targets, read=read))
     if lora.base == "nf4":
         if share.fp8 or any(part.expert for part in found):
             why = f"it is unpacked to 16 bits, not to {share.gemm}" if share.fp8 else "experts in one tensor are none"
@@ -48,22 +47,38 @@ def beside_frozen(
     return found
 
 
-def adapt(parts: list[Part], lora: Lora, share: Share, *, targets: Words = TARGETS, read: bool = False) -> list[Part]:
-    """The parts with an adapter after each target, of as many as it has linears (PEFT and torchtitan wrap each torch.nn.Linear). Column-parallel
-    linears split B, row-parallel ones A.
+def chosen(part: str, linears: int, lora: Lora, *, name: str = "", targets: Words = TARGETS) -> list[int]:
+    """Which of a part's `linears` have adapters, by number. Raises `Refused`, under the model's `name`, where one linear makes both what is adapted
+    and what is not."""
+    word = targets.get(part, "")
+    letters = _READ.issuperset(word)
+    made = [frozenset(letter) for letter in word] if letters and linears > 1 else [frozenset(word if letters else (word,))] * linears
+    found = [at for at, makes in enumerate(made) if makes & lora.adapted]
+    for at in found:
+        if not made[at] <= lora.adapted:
+            wanted = " and ".join(sorted(made[at] & lora.adapted))
+            raise Refused(
+                f"{name}: lora.targets: one linear ({part}) makes {', '.join(letter for letter in word if letter in made[at])} and has one adapter, "
+                f"so {wanted} cannot have one alone. Name all of these; decoders have a linear for each under huggingface and torchtitan"
+            )
+    return found
+
+
+def adapt(parts: list[Part], lora: Lora, share: Share, *, name: str = "", targets: Words = TARGETS, read: bool = False) -> list[Part]:
+    """The parts with an adapter after each target, of as many as it has linears that are `chosen` (PEFT and torchtitan wrap each torch.nn.Linear).
+    Column-parallel linears split B, row-parallel ones A.
 
     `targets`: the word for each part that may have adapters; `read`: an adapter of attention has kept already what an MLP beside it reads.
     """
     adapted: list[Part] = []
     for part in parts:
         adapted.append(part)
-        if targets.get(part.name) in lora.targets:
-            gemms = [work for work in part.forward if isinstance(work, Gemm)]
-            names = [f"{part.name}{ADAPTER}"] if len(gemms) == 1 else [f"{part.name}.{at}{ADAPTER}" for at in range(len(gemms))]
-            wide = _wide(part, gemms[0], share)
-            made = [_adapter(name, gemm, share, lora, wide) for name, gemm in zip(names, gemms, strict=True)]
-            one = read and part.name == "mlp.up" and "qkv" in lora.targets
-            adapted += [*made[: 1 - one], *(_reading(adapter, gemms[0], share, lora, wide) for adapter in made[1 - one :])]
+        gemms = [work for work in part.forward if isinstance(work, Gemm)] if part.name in targets else []
+        wide = _wide(part, gemms[0], share) if gemms else 0
+        names = [f"{part.name}{ADAPTER}"] if len(gemms) == 1 else [f"{part.name}.{at}{ADAPTER}" for at in range(len(gemms))]
+        made = [_adapter(names[at], gemms[at], share, lora, wide) for at in chosen(part.name, len(gemms), lora, name=name, targets=targets)]
+        one = read and part.name == "mlp.up" and bool(lora.adapted & _READ)
+        adapted += [*made[: 1 - one], *(_reading(adapter, gemms[0], share, lora, wide) for adapter in made[1 - one :])]
     return adapted
 
 

@@ -9,15 +9,24 @@ import msgspec
 from sim.model.specs.fields import Count, Fraction
 from topologies.errors import BadInput, Refused
 
+Target = Literal["qkv", "q", "k", "v", "proj", "up", "down"]
+"""A kind of linear: what makes queries, keys and values, all of them or some; what takes attention's result; an MLP's, up (with its gate) and down."""
+
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Low-rank adapters on a frozen base: of attention, and of dense MLPs. Experts and other mixers have none."""
 
     rank: Count = 16
-    targets: tuple[Literal["qkv", "proj", "up", "down"], ...] = ("qkv", "proj")
+    targets: tuple[Target, ...] = ("qkv", "proj")
     dropout: Fraction = 0.1
     base: Literal["", "nf4"] = ""
     """How the layers' frozen linears lie: in the plan's dtype, or in four bits, unpacked for each product (QLoRA, Dettmers et al. 2023)."""
+
+    @property
+    def adapted(self) -> frozenset[str]:
+        """The targets, with `qkv` as its three letters."""
+        letters = tuple("qkv") if "qkv" in self.targets else ()
+        return frozenset((*(target for target in self.targets if target != "qkv"), *letters))
 
 
 class DiffusionLora(Lora, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,11 +38,10 @@ class DiffusionLora(Lora, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SpeechLora(Lora, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As PEFT's example trains Whisper (int8 training of whisper-large-v2: rank 32, dropout 0.05), on queries, keys and values of all attentions:
-    the example's `q_proj` and `v_proj` leave keys out, for which there is no word here."""
+    """As PEFT's example trains Whisper (int8 training of whisper-large-v2: rank 32, dropout 0.05), on queries and values of all attentions."""
 
     rank: Count = 32
-    targets: tuple[Literal["qkv", "proj", "up", "down"], ...] = ("qkv",)
+    targets: tuple[Target, ...] = ("q", "v")
     dropout: Fraction = 0.05
 
 

@@ -64,7 +64,7 @@ def _heard_once(spec: Whisper, sound: Share) -> bool:
     """Do all layers of the decoder keep the encoder's one result? Not frozen ones, nor adapters with copies of their own."""
     if spec.lora is None:
         return not casts(sound)
-    return "qkv" in spec.lora.targets and not copies(spec.lora, sound, sound.e if sound.framework.compile else sound.es)
+    return not spec.lora.adapted.isdisjoint("kv") and not copies(spec.lora, sound, sound.e if sound.framework.compile else sound.es)
 
 
 def _norm(spec: Whisper, share: Share, name: str) -> Part:
@@ -123,7 +123,8 @@ def _read(spec: Whisper, sound: Share, parts: list[Part]) -> list[Part]:
     if spec.lora is None or not _heard_once(spec, sound):
         return parts
     heard = sound.rows * spec.hidden * sound.e
-    return [replace(part, saved=part.saved - heard) if part.name == f"cross.kv.0{ADAPTER}" else part for part in parts]
+    first = next(part for part in parts if part.name.startswith("cross.kv.") and part.name.endswith(ADAPTER))
+    return [replace(part, saved=part.saved - heard) if part is first else part for part in parts]
 
 
 def ways(block: str, part: str) -> Way:

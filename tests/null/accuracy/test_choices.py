@@ -122,7 +122,7 @@ EVERY = ["qkv", "proj", "up", "down"]
 @pytest.mark.parametrize(
     ("framework", "targets"),
     [
-        ("NeMo", ["qkv"]), ("NeMo (MLPerf)", ["qkv", "proj"]), ("Megatron-Bridge", ["qkv"]), ("HF Trainer", ["qkv"]), ("axolotl", EVERY),
+        ("NeMo", ["qkv"]), ("NeMo (MLPerf)", ["qkv", "proj"]), ("Megatron-Bridge", ["qkv"]), ("HF Trainer", ["q", "v"]), ("DeepSpeed", ["qkv"]), ("axolotl", EVERY),
         ("LLaMA-Factory", EVERY), ("Unsloth", EVERY), ("torchtune", EVERY),
     ],
 )  # fmt: skip
@@ -132,7 +132,14 @@ def test_adapters_are_where_the_recipe_has_them(framework: str, targets: list[st
 
 
 @pytest.mark.parametrize(
-    ("notes", "rank", "targets"), [("rank 64", 64, ["qkv"]), ("r=32 on all linear layers", 32, EVERY), ("", 8, ["qkv"])]
+    ("notes", "rank", "targets"),
+    [
+        ("rank 64", 64, ["q", "v"]),
+        ("r=32 on all linear layers", 32, EVERY),
+        ("", 8, ["q", "v"]),
+        ("on q_proj and o_proj", 8, ["q", "proj"]),
+        ("r=4: q_proj, k_proj, v_proj, gate_proj, up_proj", 4, ["qkv", "up"]),
+    ],
 )
 def test_adapters_are_what_a_row_says_of_them(notes: str, rank: int, targets: list[str]) -> None:
     model = case_of(row(task="LoRA", framework="PEFT", sharding="", gpus=8, notes=notes)).plan.model

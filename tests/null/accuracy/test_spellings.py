@@ -132,7 +132,7 @@ def test_recomputation_by_its_names() -> None:
 @pytest.mark.parametrize(
     ("changes", "framework"),
     [
-        ({"framework": "DeepSpeed"}, "deepspeed"), ({"framework": "HF Trainer + DeepSpeed ZeRO-2", "sharding": ""}, "deepspeed"), ({"framework": "Primus (TorchTitan)"}, "torchtitan"), ({"framework": "Alpa"}, "maxtext"), ({"framework": "Keras"}, "tf2-horovod"), ({"framework": "TensorFlow", "date": "2022"}, "tf2-horovod"), ({"framework": "TensorFlow", "date": "2020-02"}, "tf1-horovod"), ({"framework": "TRL", "tp": 2}, "pytorch"), ({"framework": "Hugging Face Trainer"}, "pytorch"), ({"framework": "caffe"}, "pytorch"), ({"framework": ""}, "pytorch"),
+        ({"framework": "DeepSpeed"}, "deepspeed"), ({"framework": "HF Trainer + DeepSpeed ZeRO-2", "sharding": ""}, "deepspeed"), ({"framework": "Primus (TorchTitan)"}, "torchtitan"), ({"framework": "Alpa"}, "maxtext"), ({"framework": "Keras"}, "tf2-horovod"), ({"framework": "TensorFlow", "date": "2022"}, "tf2-horovod"), ({"framework": "TensorFlow", "date": "2020-02"}, "tf1-horovod"), ({"framework": "TRL", "tp": 2}, "huggingface"), ({"framework": "Hugging Face Trainer"}, "huggingface"), ({"framework": "Hugging Face Trainer", "sharding": "DDP", "precision": "bf16-mixed"}, "huggingface-amp"), ({"framework": "Accelerate", "model_type": "t5"}, "pytorch"), ({"framework": "caffe"}, "pytorch"), ({"framework": ""}, "pytorch"),
         ({"framework": "GPT-NeoX"}, "megatron-deepspeed-async"), ({"framework": "Megatron-DeepSpeed", "system": "Jean Zay"}, "megatron-deepspeed-bf16"), ({"framework": "Megatron-DeepSpeed", "system": "Jean Zay", "precision": "fp16"}, "megatron-deepspeed"), ({"framework": "megatron_lm"}, "megatron-lm"), ({"framework": "Primus"}, "megatron-lm"),
         ({"framework": "levanter"}, "maxtext"), ({"framework": "Paxml (JAX)"}, "paxml"), ({"framework": "MXNet (MLPerf)"}, "mxnet-horovod"), ({"framework": "NeMo (MLPerf)"}, "mlperf-nvidia-mcore"),
         ({"framework": "Megatron-LM", "date": "2022-05", "flash_attn": "no"}, "megatron-2022"), ({"framework": "Megatron-LM", "date": "2021-04"}, "megatron-2021"),
@@ -142,7 +142,7 @@ def test_recomputation_by_its_names() -> None:
         ({"framework": "PyTorch (MLPerf)", "model_name": "GNMT", "model_type": "rnn"}, "pytorch-foreach"), ({"framework": "MegaScale"}, "megatron-lm"),
         ({"framework": "Composer", "model_name": "ResNet-50", "model_type": "cnn", "batch_unit": "images"}, "pytorch-foreach"),
         ({"precision": "AMP", "sharding": "DDP"}, "pytorch-amp"), ({"precision": "bf16-mixed", "sharding": ""}, "pytorch-amp"), ({"precision": "bf16-mixed"}, "pytorch"),
-        ({"framework": "PyTorch FSDP", "precision": "bf16-mixed", "sharding": ""}, "pytorch"), ({"framework": "HF Trainer + FSDP", "sharding": ""}, "pytorch"),
+        ({"framework": "PyTorch FSDP", "precision": "bf16-mixed", "sharding": ""}, "pytorch"), ({"framework": "HF Trainer + FSDP", "sharding": ""}, "huggingface"),
         ({"framework": "nanoGPT", "sharding": ""}, "pytorch-amp"), ({"precision": "AMP", "sharding": "DDP", "task": "LoRA"}, "pytorch"),
         ({"precision": "AMP", "sharding": "DDP", "task": "", "model_name": "Llama-2-7B LoRA"}, "pytorch"),
         ({"framework": "HAI-LLM", "n_experts": 256}, "megatron-bridge-overlapped"), ({"framework": "torchtitan", "precision": "fp8 (torchao, row-wise)"}, "torchtitan-rowwise"),
@@ -155,7 +155,7 @@ def test_recomputation_by_its_names() -> None:
 def test_frameworks_by_their_names(changes: dict[str, str], framework: str) -> None:
     noted: list[str] = []
     assert framework_of_row(row(**changes), noted) == framework
-    assert bool(noted) == (framework in ("pytorch", "pytorch-amp", "megatron-bridge-overlapped"))
+    assert bool(noted) == (framework in ("pytorch", "pytorch-amp", "huggingface", "huggingface-amp", "megatron-bridge-overlapped"))
 
 
 def test_who_splits_a_model_without_a_known_name_does_so_as_megatron() -> None:

@@ -110,12 +110,12 @@ def test_a_u_net_s_gradients_begin_with_its_first_transformer() -> None:
 
 
 def test_whisper_s_gradients_begin_in_the_encoder_and_in_the_decoder() -> None:
-    """Of rank 32 on queries, keys and values: the encoder's result has a gradient in each layer of the decoder, the embedded text has none."""
+    """Of rank 32 on queries and values: the encoder's result has a gradient in each layer of the decoder, the embedded text has none."""
     found = blocks("whisper-small")
     h, rank = 768, 32
-    assert trained(found["L0"]) == {f"attn.qkv.{at}.lora": rank * 2 * h for at in range(3)}
-    own, across = ([f"{name}.{at}.lora" for at in range(count)] for name, count in (("attn.qkv", 3), ("cross.kv", 2)))
-    assert trained(found["D0"]) == dict.fromkeys([*own, "cross.q.lora", *across], rank * 2 * h)
+    assert trained(found["L0"]) == {f"attn.qkv.{at}.lora": rank * 2 * h for at in (0, 2)}
+    own = [f"attn.qkv.{at}.lora" for at in (0, 2)]
+    assert trained(found["D0"]) == dict.fromkeys([*own, "cross.q.lora", "cross.kv.1.lora"], rank * 2 * h)
     assert (
         found["embed"].detached and part(found["target"], "target.tokens").detached and not part(found["target"], "encoder.norm").detached
     )
@@ -131,13 +131,31 @@ def test_the_encoder_s_result_is_kept_once_where_adapters_make_no_copies() -> No
 
     def kept(lora: dict[str, Any]) -> list[int]:
         found = blocks({"base": "whisper-small", "lora": lora})
-        rows = 1500 * 32 * 2 if "qkv" in lora.get("targets", ["qkv"]) else 0
         read = [p for p in found["D1"].parts if p.name.startswith("cross.kv")]
-        return [part(found["target"], "encoder.norm").saved // heard, (sum(p.saved for p in read) - 2 * rows) // heard]
+        rows = 1500 * 32 * 2 * (len(read) - 1)
+        return [part(found["target"], "encoder.norm").saved // heard, (sum(p.saved for p in read) - rows) // heard]
 
-    assert kept({"dropout": 0.0}) == [2, 0]
-    assert kept({"dropout": 0.05}) == [1, 3]  # a byte mask each beside its result
+    every = {"targets": ["qkv"]}
+    assert kept({"dropout": 0.0}) == kept({"dropout": 0.0} | every) == kept({"dropout": 0.0, "targets": ["k"]}) == [2, 0]
+    assert kept({"dropout": 0.05} | every) == [1, 3]  # a byte mask each beside its result
+    assert kept({"dropout": 0.0, "targets": ["q"]}) == [1, 0]
     assert kept({"dropout": 0.0, "targets": ["proj"]}) == [1, 0]
+
+
+def test_queries_and_values_alone_have_adapters_where_each_has_a_linear() -> None:
+    """PEFT's default for Llama and Whisper; of one linear for all three there is no adapter for two."""
+    llama = {"base": "llama3-8b", "layers": 2, "lora": {"rank": 8, "targets": ["v", "q"]}}
+    found = dict(setting(llama, framework="huggingface").network.blocks)
+    assert trained(found["L1"]) == {"attn.qkv.0.lora": 8 * (4096 + 4096), "attn.qkv.2.lora": 8 * (4096 + 1024)}
+    whole = dict(setting(llama | {"lora": {"rank": 8, "targets": ["q", "k", "v"]}}, framework="huggingface").network.blocks)
+    named = dict(setting(llama | {"lora": {"rank": 8, "targets": ["qkv"]}}, framework="huggingface").network.blocks)
+    assert whole == named
+    with pytest.raises(Refused, match=r"one linear \(attn\.qkv\) makes q, k, v and has one adapter, so q and v cannot .*huggingface"):
+        setting(llama)
+    latent = {"base": "deepseek-v3", "layers": 4, "lora": {"rank": 8, "targets": ["q"]}}
+    assert set(trained(dict(setting(latent).network.blocks)["L1"])) == {"attn.q_down.lora", "attn.q_up.lora"}
+    with pytest.raises(Refused, match=r"\(attn\.kv_down\) makes k, v .*so v cannot"):
+        setting(latent | {"lora": {"targets": ["q", "v"]}})
 
 
 MODELS = ["flux.1-dev", "sd-1.5", "sdxl", "whisper-small"]
