@@ -90,7 +90,8 @@ def _prediction(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
     table.add_row(f"model FLOP rate per {device}", show_flops(value["model_flops_per_gpu_per_s"]))
     if value["mfu"] is not None:
         table.add_row("MFU", f"{value['mfu']:.1%}")
-    table.add_row("model parameters", show_count(value["model"]["parameters"]))
+    every, active = value["model"]["parameters"], value["model"].get("active_parameters") or value["model"]["parameters"]
+    table.add_row("model parameters", show_count(every) + f", {show_count(active)} active" * (active < every))
     table.add_row("peak memory", gib(value["peak_memory_bytes"]) + ("" if value["fits"] else "  DOES NOT FIT"))
     console.print(table)
     step = value["step_time_s"] or 1.0

@@ -105,6 +105,7 @@ def figures(
         mfu=mfu_of(setting, step),
         device="cpu" if topology.kind == "cpu" else "cuda",
         parameters=network.parameters,
+        active_parameters=network.active_parameters,
         flops_per_step=setting.flops,
         peak_memory_bytes=report.peak,
         memory=report,

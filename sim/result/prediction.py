@@ -38,6 +38,8 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
     mfu: float | None
     """`model_flops_per_gpu_per_s` over the dense peak of the plan's precision (16 bits for narrower ones), 0 to 1; None where the device states none."""
     parameters: int
+    active_parameters: int
+    """Of them, those that one token passes through."""
     flops_per_step: float
     """Of all GPUs together."""
     peak_memory_bytes: int
@@ -100,7 +102,12 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
             "model_flops_per_gpu_per_s": self.model_flops_per_gpu_per_s,
             "mfu": self.mfu,
             "device": self.device,
-            "model": {"name": self.plan.model_name, "parameters": self.parameters, "flops_per_step": self.flops_per_step},
+            "model": {
+                "name": self.plan.model_name,
+                "parameters": self.parameters,
+                "active_parameters": self.active_parameters,
+                "flops_per_step": self.flops_per_step,
+            },
             "peak_memory_bytes": self.peak_memory_bytes,
             "memory": msgspec.to_builtins(self.memory),
             "numbers": self.numbers,

@@ -19,10 +19,11 @@ class Band(Said, frozen=True, kw_only=True):
 
 
 class ModelFigures(Said, frozen=True, kw_only=True):
-    """The model; FLOPs of one optimizer step count a multiply-add as two."""
+    """The model; `active_parameters`: those that one token passes through; FLOPs of one optimizer step count a multiply-add as two."""
 
     name: str
     parameters: int
+    active_parameters: int = 0
     flops_per_step: float
 
 

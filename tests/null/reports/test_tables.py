@@ -114,3 +114,5 @@ def test_a_prediction_says_how_large_its_model_is(capsys: pytest.CaptureFixture[
     """Who wrote a config.json wants to see that it is the model that was meant."""
     show(predict({"model": {"family": "mlp", "widths": [1024, 1024]}}, "dgx-h100", detail=False).to_dict(), "prediction")
     assert re.search(r"model parameters +1\.05 M\n", capsys.readouterr().out)
+    show(predict({"model": {"base": "mixtral-8x7b", "layers": 2}, "seq_len": 512}, "dgx-h100", detail=False).to_dict(), "prediction")
+    assert re.search(r"model parameters +3\.165 B, 1\.051 B active\n", capsys.readouterr().out)
