@@ -120,7 +120,7 @@ def _refuse_kept(job: Job) -> None:
             f"{said} with tp = {job.size('tp')}: FSDP2 does not keep a part of what tensor parallelism splits. {instead}, or tp = 1"
         )
     if job.mesh.apart:
-        raise Refused(f"{said} with experts in groups of their own (ep = {job.size('ep')}) is not described. {instead}")
+        raise Refused(f"{said} with experts in groups of their own (ep = {job.size('ep')}) is not supported. {instead}")
     if job.plan.parameters_offloaded:
         raise Refused(f'{said} keeps parameters on the devices, and memory.offload = "parameters" on the host. Leave one of them out')
     if job.framework.data_parallel.quantises_gathered == "shards" and BYTES[job.plan.precision] < 2:
@@ -224,7 +224,7 @@ def _refuse_parts_of_a_batch(job: Job) -> None:
     if job.plan.microbatches > 1:
         raise Refused(
             f"{job.network.name}: its loss compares all samples of a batch, which {job.plan.microbatches} micro-batches would part (open_clip's "
-            f"accum_freq, which runs forward twice, is not described). Set batch.micro = {job.plan.batch.micro * job.plan.microbatches}"
+            f"accum_freq, which runs forward twice, is not supported). Set batch.micro = {job.plan.batch.micro * job.plan.microbatches}"
         )
 
 

@@ -124,7 +124,7 @@ def _blocks(model: ModelSpec, shape: Shape, framework: Framework, attention: str
         return captured_blocks(model, shape)
     found = next((_BUILDERS[kind] for kind in type(model).__mro__ if kind in _BUILDERS), None)
     if found is None:
-        raise Refused(f"a model of family {type(model).__name__} cannot be described")
+        raise Refused(f"a model of family {type(model).__name__} is not supported")
     home = import_module(f"sim.model.{found[0]}")
     build = getattr(home, found[1])
     choices = () if isinstance(model, _WITHOUT_ATTENTION) else (attention,)

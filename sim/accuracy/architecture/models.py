@@ -103,7 +103,7 @@ def model_of(row: Row, assumed: list[str]) -> dict[str, Any]:
     if re.search(MIXERS, kind):
         if shipped_model(row.model_name) and "hybrid" not in kind:
             return _by_name(row, assumed)
-        raise Refused(f"{row.model_name}: a hybrid needs its layer pattern, which the row does not give, and layers that are described")
+        raise Refused(f"{row.model_name}: a hybrid needs its layer pattern, which the row does not give, and layers that are supported")
     return _decoder(row, assumed)
 
 

@@ -80,7 +80,7 @@ def _vit(row: Row, assumed: list[str]) -> Vit | None:
         return None
     why = next((why for word, why in _LEARNED if re.search(word, kind)), "")
     if why and not re.search(_TUNED, _spaced(row.task)):
-        raise Refused(f"{row.model_name}: its pretraining {why}, which is not described")
+        raise Refused(f"{row.model_name}: its pretraining {why}, which is not supported")
     if not re.search(r"\bvit|deit|vision", kind):
         assumed.append(f"{row.model_name}: the layers of a ViT")
     return _of_sizes(sizes, f"{name[found.end() if found else 0 :]} {row.arch_note.lower()}")
@@ -110,7 +110,7 @@ _STAGED = (
     (r"swin", "Swin's layers attend inside windows, in stages of growing width"),
     (r"\bcnn\b|convol|convnext|\b(?!imagenet)\w*net(?:v?\d+)?\b", "its layers convolve maps of several sizes"),
     (r"mixer|\bpvt|pyramid|hierarch|\bcait|levit|max ?vit|mamba|hybrid", "its layers are not a ViT's"),
-    (r"\bv?moe\b|expert", "a ViT's experts are not described"),
+    (r"\bv?moe\b|expert", "a ViT's experts are not supported"),
 )
 
 

@@ -98,7 +98,7 @@ def _undivided(row: Row, family: str, assumed: list[str]) -> Row:
     if family not in _WHOLE or tp == 1 or not row.gpus or samples < row.gpus:
         return row
     assumed.append(
-        f"tensor parallelism of {tp} inside a diffusion transformer is not described: its ranks are counted as data-parallel ones"
+        f"tensor parallelism of {tp} inside a diffusion transformer is not supported: its ranks are counted as data-parallel ones"
     )
     micro = max(1, row.micro_batch // tp) if row.micro_batch else None
     return msgspec.structs.replace(row, tp=1, dp=None, micro_batch=micro)

@@ -115,7 +115,7 @@ def _task(row: Row, model: dict[str, Any], pp: int, assumed: list[str]) -> Any:
     `Refused` for reinforcement learning, whose steps generate texts too."""
     task = row.task.lower()
     if re.search(_REINFORCED, task):
-        raise Refused(f"task {row.task!r}: a step of reinforcement learning also generates texts, which is not described")
+        raise Refused(f"task {row.task!r}: a step of reinforcement learning also generates texts, which is not supported")
     adapters = trains_adapters(row)
     if re.search(r"\bdpo\b|preference", task):
         if model.get("family", "decoder") == "decoder" and not adapters and pp == 1:

@@ -39,7 +39,9 @@ def mixer(share: Share, hidden: int, spec: Mamba) -> list[Part]:
 def uncut(share: Share, what: str) -> None:
     """Raises `Refused` where context parallelism would cut the sequence: the state's way from rank to rank is not described."""
     if share.shape.cp > 1:
-        raise Refused(f"cp = {share.shape.cp}: {what} passes its state along the sequence, which is not described across ranks. Set cp = 1")
+        raise Refused(
+            f"cp = {share.shape.cp}: {what} passes its state along the sequence; to pass it from rank to rank is not supported. Set cp = 1"
+        )
 
 
 def convolution(share: Share, channels: int, kernel: int, name: str = "mamba.conv", *, bias: bool = True) -> Part:

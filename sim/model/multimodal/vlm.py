@@ -37,7 +37,7 @@ def blocks_of(spec: VisionLanguage, shape: Shape, framework: Framework, attentio
     """
     name = spec.name or "vlm"
     if shape.cp > 1 and spec.crossed:
-        raise Refused(f"{name}: how context parallelism would split layers that read pictures is not described; set cp = 1")
+        raise Refused(f"{name}: context parallelism of layers that read pictures is not supported; set cp = 1")
     if not spec.crossed and spec.images * spec.tokens > shape.seq:
         raise BadInput(
             f"{name}: {spec.images} pictures of {spec.tokens} tokens do not fit seq_len = {shape.seq}. Set seq_len to at least "

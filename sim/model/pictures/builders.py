@@ -25,4 +25,4 @@ def blocks_of(spec: Pictures, shape: Shape, framework: Framework, attention: str
         return convnext.blocks(spec, share)
     if isinstance(spec, UNet):
         return unet.blocks(spec, share)
-    raise Refused(f"{spec.name}: a model of family {type(spec).__name__} cannot be described")
+    raise Refused(f"{spec.name}: a model of family {type(spec).__name__} is not supported")

@@ -91,7 +91,7 @@ def windows(c: Config, layers: int, every: int = 0) -> dict[str, Any]:
             if seen == [i % step == 0 and not (full and i % full == full - 1) for i in range(layers)]:
                 return {"window_every": step, "full_every": full}
     raise Refused(
-        f"{c.where}: layer_types follows no rhythm that is described (every n-th layer windowed, or every n-th seeing all keys). "
+        f"{c.where}: layer_types follows no repeating pattern that is supported (every n-th layer windowed, or every n-th seeing all keys). "
         "Write it as one, e.g. three sliding_attention and one full_attention again and again"
     )
 

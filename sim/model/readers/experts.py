@@ -45,7 +45,7 @@ def _dense(c: Config) -> int:
     named = c.tree.get("mlp_only_layers") or []
     if not isinstance(named, list) or sorted(named) != list(range(len(named))):
         raise Refused(
-            f"{c.where}: mlp_only_layers = {str(named)[:60]} are not the first layers, which is not described. Make it [0, 1, ...] or []"
+            f"{c.where}: mlp_only_layers = {str(named)[:60]} are not the first layers, which is not supported. Make it [0, 1, ...] or []"
         )
     return len(named)
 
@@ -87,7 +87,7 @@ def _glm_lite(c: Config) -> Fields:
     dense = [kind == "dense" for kind in kinds]
     if not isinstance(kinds, list) or dense != sorted(dense, reverse=True):
         raise Refused(
-            f"{c.where}: mlp_layer_types = {str(kinds)[:60]}: dense layers behind others are not described. Let them be the first"
+            f"{c.where}: mlp_layer_types = {str(kinds)[:60]}: dense layers after others are not supported. Put the dense layers first"
         )
     return deepseek(Config({"n_shared_experts": 1, **c.tree}, c.where)) | {"first_dense": sum(dense)}
 
@@ -124,7 +124,7 @@ def _as_step_says(c: Config, key: str, meant: Sequence[int | str], step: str) ->
     named = c.tree.get(key)
     if named and named != list(meant):
         raise Refused(
-            f"{c.where}: {key} = {str(named)[:60]} are not the layers of {step}, which is not described. Leave it out, or change the step"
+            f"{c.where}: {key} = {str(named)[:60]} are not the layers of {step}, which is not supported. Leave it out, or change the step"
         )
 
 

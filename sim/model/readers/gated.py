@@ -34,7 +34,7 @@ def _behind(c: Config, layers: int) -> Fields:
     if first >= layers:
         return {"window": 0}
     raise Refused(
-        f"{c.where}: windows in the layers from max_window_layers = {first} on are not described. Set use_sliding_window to false"
+        f"{c.where}: windows only in the layers from max_window_layers = {first} on are not supported. Set use_sliding_window to false"
     )
 
 

@@ -64,7 +64,7 @@ def _opt(c: Config) -> Fields:
         "do_layer_norm_before", True
     ):
         raise Refused(
-            f"{c.where}: OPT with projected embeddings or norms after the mixers (opt-350m) is not described; the other sizes are"
+            f"{c.where}: OPT with projected embeddings or norms after the mixers (opt-350m) is not supported; the other sizes are"
         )
     fields = {**FAMILIES["gpt"], **sizes(c), "ffn": c.number("ffn_dim"), "positions": c.number("max_position_embeddings") + 2}
     fields |= {"activation": c.activation("activation_function", gated=False, default="relu"), "tied": c.flag("tie_word_embeddings", True)}
@@ -75,7 +75,7 @@ def _opt(c: Config) -> Fields:
 def _phi(c: Config) -> Fields:
     """Phi-1 to -2: one norm feeds attention and MLP, biases everywhere, in the head too."""
     if c.flag("qk_layernorm"):
-        raise Refused(f"{c.where}: qk_layernorm of Phi is not described; set it to false")
+        raise Refused(f"{c.where}: qk_layernorm of Phi is not supported; set it to false")
     fields = {**FAMILIES["gpt"], **sizes(c), "ffn": c.number("intermediate_size"), "position": "rope", "parallel_block": True}
     fields |= {"rotary": c.fraction("partial_rotary_factor", default=0.5), "head_bias": True, "tied": c.flag("tie_word_embeddings")}
     return fields | {"activation": c.activation("hidden_act", gated=False, default="gelu_new"), "dropout": 0.0, "fused_qkv": False}

@@ -67,15 +67,15 @@ def _not_read(kind: str, tree: dict[str, Any], where: str) -> BadInput:
 
     if isinstance(tree.get("text_config"), dict):
         return Refused(
-            f"{where}: model_type '{kind}' joins several models, which is not described. "
+            f"{where}: model_type '{kind}' joins several models, which is not supported. "
             "Save its text_config as a config.json of its own to predict the language model alone"
         )
     if kind in BY_FAMILY:
         return Refused(
-            f"{where}: configs of model_type '{kind}' are not read, but the model is described. "
+            f"{where}: configs of model_type '{kind}' are not read, but the model is supported. "
             f'Write its sizes into the plan\'s [model] table, with family = "{BY_FAMILY[kind]}", or take a preset (steptwin plan list)'
         )
     if kind in UNDESCRIBED:
-        return Refused(f"{where}: model_type '{kind}' has {UNDESCRIBED[kind]}, which is not described. {_CAPTURE}")
+        return Refused(f"{where}: model_type '{kind}' has {UNDESCRIBED[kind]}, which is not supported. {_CAPTURE}")
     alike = "A config of your own takes the model_type whose keys and layers it has, e.g. llama, or qwen3_moe with experts"
     return UnknownName("model_type", kind, READERS, where, otherwise=f"{alike}. {_CAPTURE}")

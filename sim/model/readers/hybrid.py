@@ -47,7 +47,7 @@ def _kimi_linear(c: Config) -> Fields:
     """
     for key, plain in (("attn_res_block_size", None), ("routed_expert_hidden_size", None), ("mla_use_output_gate", False)):
         if c.tree.get(key, plain) not in (plain, None):
-            raise Refused(f"{c.where}: {key} = {c.tree[key]} (Kimi K3) is not described. Leave it out")
+            raise Refused(f"{c.where}: {key} = {c.tree[key]} (Kimi K3) is not supported. Leave it out")
     linear, layers = c.inner("linear_attn_config"), c.number("num_hidden_layers")
     full = linear.tree.get("full_attn_layers") or []
     renamed = {"n_routed_experts": c.tree.get("num_experts"), "num_experts_per_tok": c.tree.get("num_experts_per_token")}

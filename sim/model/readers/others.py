@@ -59,7 +59,7 @@ def _t5(c: Config) -> Fields:
     """T5 1.0 (ReLU, shared embedding) and 1.1, Flan, mT5 (gated GELU, a head of its own)."""
     layers = c.number("num_layers")
     if c.number("num_decoder_layers", default=layers) != layers:
-        raise Refused(f"{c.where}: num_decoder_layers differs from num_layers = {layers}, which is not described; make them equal")
+        raise Refused(f"{c.where}: num_decoder_layers differs from num_layers = {layers}, which is not supported; make them equal")
     word = str(c.tree.get("feed_forward_proj", "relu"))
     gated, plain = word.startswith("gated-"), word.removeprefix("gated-")
     named = Config({**c.tree, "feed_forward_proj": plain}, c.where)

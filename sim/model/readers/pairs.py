@@ -25,7 +25,7 @@ def _pair(c: Config, patch: int, words: tuple[int, int, int, int], activation: s
     kinds = [one.activation("hidden_act", gated=False, default=activation) for one in (v, t)]
     if len(set(kinds)) > 1:
         raise Refused(
-            f"{c.where}: hidden_act of vision_config is {kinds[0]} and of text_config {kinds[1]}: towers that differ are not described"
+            f"{c.where}: hidden_act of vision_config is {kinds[0]} and of text_config {kinds[1]}: towers with different activations are not supported"
         )
     return {
         "family": "clip",

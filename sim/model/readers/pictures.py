@@ -18,7 +18,7 @@ def _same(c: Config, key: str, wanted: object) -> None:
     """Raises `Refused` where the file says something else than what is described."""
     found = c.tree.get(key)
     if found is not None and found != wanted:
-        raise Refused(f"{c.where}: {key} = {found!r} of {c.kind} is not described; leave it at {wanted!r}")
+        raise Refused(f"{c.where}: {key} = {found!r} of {c.kind} is not supported; leave it at {wanted!r}")
 
 
 def _efficientnet(c: Config) -> Fields:

@@ -38,7 +38,7 @@ def _side(c: Config, key: str, unsaid: int) -> int:
     if not isinstance(value, list):
         return c.number(key, default=unsaid)
     if len(set(map(str, value))) != 1 or not isinstance(value[0], int):
-        raise Refused(f"{c.where}: {key} = {value!r}: pictures and patches that are no squares are not described. Give one number")
+        raise Refused(f"{c.where}: {key} = {value!r}: pictures and patches that are no squares are not supported. Give one number")
     return value[0]
 
 
@@ -75,7 +75,7 @@ def _intern(c: Config) -> Fields:
     """InternViT of 300 million parameters; that of 6 billion has norms of heads."""
     if c.flag("use_qk_norm") or not c.flag("attention_bias") or not c.flag("use_mean_pooling", True):
         raise Refused(
-            f"{c.where}: a tower with use_qk_norm, without attention_bias or without use_mean_pooling is not described "
+            f"{c.where}: a tower with use_qk_norm, without attention_bias or without use_mean_pooling is not supported "
             "(InternViT-300M has no norms of heads, biases, and the mean)"
         )
     norm = "rmsnorm" if c.tree.get("norm_type") == "rms_norm" else "layernorm"
@@ -92,7 +92,7 @@ def _tower(c: Config, unsaid: str) -> Fields:
     vision = c.inner("vision_config")
     kind = str((c.tree.get("vision_config") or {}).get("model_type") or unsaid)
     if kind not in _TOWERS:
-        raise Refused(f"{c.where}: the vision tower's model_type '{kind}' is not described. Described are {', '.join(sorted(_TOWERS))}")
+        raise Refused(f"{c.where}: the vision tower's model_type '{kind}' is not supported. Allowed: {', '.join(sorted(_TOWERS))}")
     return _TOWERS[kind](vision)
 
 
@@ -101,7 +101,7 @@ def _llava(c: Config) -> Fields:
     (Liu et al. 2023)."""
     tower, layer = _tower(c, "clip_vision_model"), c.number("vision_feature_layer", default=-2)
     if layer >= 0 or (tower.get("class_token") and c.tree.get("vision_feature_select_strategy", "default") != "default"):
-        raise Refused(f"{c.where}: vision_feature_layer = {layer} from the front, or a class token among the patches, is not described")
+        raise Refused(f"{c.where}: vision_feature_layer = {layer} from the front, or a class token among the patches, is not supported")
     return {
         "family": "vlm",
         "tower": tower | {"unread": -1 - layer},
@@ -144,7 +144,7 @@ def _qwen2_5(c: Config) -> Fields:
     layers, full = v.number("depth", default=32), v.tree.get("fullatt_block_indexes") or [7, 15, 23, 31]
     every = full[0] + 1
     if full != list(range(every - 1, layers, every)):
-        raise Refused(f"{v.where}: fullatt_block_indexes = {full} is not every n-th layer, which alone is described")
+        raise Refused(f"{v.where}: fullatt_block_indexes = {full} is not every n-th layer, which alone is supported")
     tower = _flat(v, v.number("hidden_size", default=1280)) | {
         "ffn": v.number("intermediate_size", default=3420),
         "activation": v.activation("hidden_act", gated=True),

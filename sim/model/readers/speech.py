@@ -17,9 +17,9 @@ def _whisper(c: Config) -> Fields:
     ffn = c.number("encoder_ffn_dim", default=1536)
     for key, wanted in (("decoder_attention_heads", heads), ("decoder_ffn_dim", ffn)):
         if c.number(key, default=wanted) != wanted:
-            raise Refused(f"{c.where}: {key} differs from the encoder's {wanted}, which is not described; make them equal")
+            raise Refused(f"{c.where}: {key} differs from the encoder's {wanted}, which is not supported; make them equal")
     if not c.flag("tie_word_embeddings", True):
-        raise Refused(f"{c.where}: tie_word_embeddings = false of whisper is not described; set it to true")
+        raise Refused(f"{c.where}: tie_word_embeddings = false of whisper is not supported; set it to true")
     return {
         "family": "whisper",
         "layers": c.number("encoder_layers", default=4),

@@ -1,4 +1,4 @@
-"""Architectures that are known and not described: by `model_type`, what of them no part of ours computes."""
+"""Architectures whose configs are recognised but not supported: by `model_type`, what they have that `sim.model` has no layer for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNDESCRIBED: dict[str, str] = {
     "swin": "windows of patches that shift", "swinv2": "windows of patches that shift", "convnextv2": "global response normalization", "deit": "a distillation token", "dinov2": "layer scale and a head for features",
     "beit": "relative positions of patches", "mobilenet_v2": "inverted bottlenecks",
 }  # fmt: skip
-"""What is missing, in words for "... is not described"."""
+"""What is missing, in words for "... is not supported"."""
 
 BY_FAMILY = {"wav2vec2": "wav2vec"}
-"""The family of a model that is described, where nothing reads its config."""
+"""By `model_type`: the family of a supported model whose config has no reader."""

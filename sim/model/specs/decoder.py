@@ -257,7 +257,7 @@ def _check(spec: Decoder) -> None:
     if spec.mla is not None and spec.biased_scores:
         raise BadInput(f"{name}: latent attention ([mla]) has no scores with a bias or a bound. Leave out alibi and capped_scores")
     if spec.lora is not None and spec.mla is not None and spec.mla.index is not None:
-        raise BadInput(f"{name}: adapters beside sparse attention ([mla.index]) are not described. Leave out index, or lora")
+        raise BadInput(f"{name}: adapters beside sparse attention ([mla.index]) are not supported. Leave out index, or lora")
     check_rank(name, spec.lora, spec.hidden)
     if bool(spec.mtp_pattern) != bool(spec.mtp and spec.pattern):
         raise BadInput(

@@ -127,18 +127,18 @@ class VisionLanguage(Spec, tag="vlm", frozen=True, kw_only=True):
         if len(set(self.frozen)) == 3:
             raise BadInput(f"{name}: frozen names all parts: nothing is trained. Leave one out")
         if "projector" in self.frozen and "tower" not in self.frozen:
-            raise Refused(f"{name}: a frozen projector behind a trained tower is not described. Freeze the tower too, or train both")
+            raise Refused(f"{name}: a frozen projector behind a trained tower is not supported. Freeze the tower too, or train both")
 
     def _check_tiles(self, name: str) -> None:
         tower = self.tower
         if (tower.tiles > 1) != (tower.ratios > 0) or (tower.tiles > 1 and not (tower.class_token and tower.position == "learned")):
-            raise Refused(f'{name}: tower.tiles is described with tower.ratios, class_token = true and position = "learned" alone')
+            raise Refused(f'{name}: tower.tiles is supported with tower.ratios, class_token = true and position = "learned" alone')
         if tower.gated_layers and (tower.tiles == 1 or tower.gated_layers >= tower.layers):
             raise BadInput(
                 f"{name}: tower.gated_layers = {tower.gated_layers} are the last of {tower.layers} layers of a tower with tiles > 1"
             )
         if self.crossed != (tower.tiles > 1):
-            raise Refused(f"{name}: tower.tiles > 1 and decoder.mixers with X, layers that read pictures, are described together alone")
+            raise Refused(f"{name}: tower.tiles > 1 and decoder.mixers with X, layers that read pictures, are supported only together")
 
     def _check_read(self, name: str) -> None:
         tower, last = self.tower, self.tower.layers - self.tower.unread - 1
@@ -153,11 +153,11 @@ class VisionLanguage(Spec, tag="vlm", frozen=True, kw_only=True):
             raise BadInput(f"{name}: projector.deepstack names {deep} layers, for which the decoder's {self.decoder.layers} are too few")
         if deep and tower.frames == 1:
             raise Refused(
-                f"{name}: projector.deepstack is described for patches that come square by square alone, as Qwen's do: tower.frames = 2"
+                f"{name}: projector.deepstack is supported only for towers that order patches square by square, as Qwen's do. Set tower.frames = 2"
             )
         if (self.projector.beside or self.crossed) and (side > 1 or self.projector.norm or tower.unread or not self.crossed):
             raise Refused(
-                f"{name}: projector.beside is described for layers that read pictures (X in decoder.mixers), without merge, pool, norm and unread"
+                f"{name}: projector.beside is supported for layers that read pictures (X in decoder.mixers), without merge, pool, norm and unread"
             )
 
     @property

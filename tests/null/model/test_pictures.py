@@ -120,9 +120,9 @@ def test_no_pipeline_cuts_what_is_joined_across() -> None:
 
 def test_tables_that_differ_are_refused() -> None:
     assert set(READERS) == {"efficientnet", "convnext"}
-    with pytest.raises(Refused, match=r"config.json: expand_ratios = \[1, 4\] of efficientnet is not described"):
+    with pytest.raises(Refused, match=r"config.json: expand_ratios = \[1, 4\] of efficientnet is not supported"):
         from_config({"model_type": "efficientnet", "expand_ratios": [1, 4]}, "config.json")
-    with pytest.raises(Refused, match="patch_size = 2 of convnext is not described; leave it at 4"):
+    with pytest.raises(Refused, match="patch_size = 2 of convnext is not supported; leave it at 4"):
         from_config({"model_type": "convnext", "patch_size": 2}, "config.json")
 
 

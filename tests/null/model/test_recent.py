@@ -155,7 +155,7 @@ def test_granite_4_puts_mamba_in_the_place_of_attention() -> None:
 
 def test_layer_types_decide_where_they_are_given() -> None:
     kinds = ["full_attention", "sliding_attention"] * 16
-    with pytest.raises(Refused, match="layer_types follows no rhythm"):
+    with pytest.raises(Refused, match="layer_types follows no repeating pattern"):
         read("olmo3-7b", layer_types=kinds)
     assert [kind_of(read("olmo3-7b", layer_types=kinds[::-1]), i)[1] for i in range(4)] == [True, False, True, False]
     assert not any(kind_of(read("olmo3-7b", layer_types=["full_attention"] * 32), i)[1] for i in range(32))
@@ -215,5 +215,5 @@ def test_kimi_linear_fades_by_channel() -> None:
 
 
 def test_what_kimi_k3_has_beside_is_refused() -> None:
-    with pytest.raises(Refused, match=r"attn_res_block_size = 12 .Kimi K3. is not described"):
+    with pytest.raises(Refused, match=r"attn_res_block_size = 12 .Kimi K3. is not supported"):
         read("kimi-linear-48b", attn_res_block_size=12)

@@ -119,7 +119,7 @@ def test_the_tower_of_qwen3_5_is_read_at_its_end_alone() -> None:
     ("name", "change", "word"),
     [
         ("llava-1.5-7b", {"vision_feature_select_strategy": "full"}, "class token among the patches"),
-        ("llava-1.5-7b", {"vision_config": {"model_type": "dinov2"}}, "tower's model_type 'dinov2' is not described. Described are clip"),
+        ("llava-1.5-7b", {"vision_config": {"model_type": "dinov2"}}, "tower's model_type 'dinov2' is not supported. Allowed: clip"),
         ("llava-1.5-7b", {"text_config": {"model_type": "rwkv"}}, "the language model's model_type 'rwkv' is not read"),
         ("qwen2.5-vl-7b", {"vision_config": {"fullatt_block_indexes": [3, 5]}}, "is not every n-th layer"),
         ("internvl3-8b", {"vision_config": {"model_type": "internvl_vision", "use_qk_norm": True}}, "use_qk_norm"),
@@ -291,11 +291,11 @@ def test_adapters_go_to_the_decoder_and_the_tower_stays() -> None:
         ({"projector": {"deepstack": [2, 1]}}, BadInput, r"projector.deepstack = \[2, 1\] must name layers of the tower, 0 to 3"),
         ({"projector": {"deepstack": [4]}}, BadInput, "0 to 3, each once and in order"),
         ({"projector": {"deepstack": [1, 2]}, "decoder": {"layers": 1}}, BadInput, "for which the decoder's 1 are too few"),
-        ({"projector": {"deepstack": [1]}, "tower": {"frames": 1}}, Refused, "square by square alone"),
-        ({"decoder": {"mixers": "*X**"}}, Refused, "layers that read pictures, are described together alone"),
-        ({"tower": {"tiles": 4}}, Refused, "tower.tiles is described with tower.ratios"),
+        ({"projector": {"deepstack": [1]}, "tower": {"frames": 1}}, Refused, "order patches square by square"),
+        ({"decoder": {"mixers": "*X**"}}, Refused, "layers that read pictures, are supported only together"),
+        ({"tower": {"tiles": 4}}, Refused, "tower.tiles is supported with tower.ratios"),
         ({"tower": {"gated_layers": 1}}, BadInput, "the last of 4 layers of a tower with tiles > 1"),
-        ({"projector": {"beside": [1]}}, Refused, "projector.beside is described for layers that read pictures"),
+        ({"projector": {"beside": [1]}}, Refused, "projector.beside is supported for layers that read pictures"),
         ({"projector": {"beside": [9]}}, BadInput, r"projector.beside = \[9\] must name"),
         ({"decoder": {"further_rows": 8}}, BadInput, "a tied head has logits for all rows"),
         ({"decoder": "bert-base"}, BadInput, "decoder"),
@@ -328,7 +328,7 @@ def test_context_parallel_ranks_see_all_pictures_and_share_the_words(more: dict[
 
 
 def test_context_parallelism_of_layers_that_read_pictures_is_refused() -> None:
-    with pytest.raises(Refused, match="how context parallelism would split layers that read pictures is not described; set cp = 1"):
+    with pytest.raises(Refused, match="context parallelism of layers that read pictures is not supported; set cp = 1"):
         setting(TILED, {"cp": 2})
 
 
