@@ -122,7 +122,7 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
             _gpu_table(desk, names or None, out, steps, as_json, given)
             return
         if given:
-            raise BadInput(f"{', '.join(f'--{name}' for name in given)}: of the table of GPU plans alone. Add --gpu, or leave it out")
+            raise BadInput(f"{', '.join(f'--{name}' for name in given)}: only with the table of GPU plans. Add --gpu, or leave it out")
         from executor.validation.here import here as run
 
         rows, summary = run(names or None, out, steps, say=desk.say)

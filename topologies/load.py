@@ -139,7 +139,7 @@ def _step(path: Path, chain: tuple[str, ...]) -> tuple[str, ...]:
     if name in chain:
         raise BadInput(f"{path} includes itself: {' -> '.join(Path(one).name for one in (*chain, name))}")
     if len(chain) >= DEEPEST:
-        raise BadInput(f"{path}: more than {DEEPEST} files stand on each other")
+        raise BadInput(f"{path}: more than {DEEPEST} files include each other")
     return (*chain, name)
 
 

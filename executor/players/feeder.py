@@ -130,7 +130,7 @@ class Feeder:
         found: list[Times] | str = self._said()
         self.process.join(patience)
         if isinstance(found, str):
-            raise RunFailed(f"{self.thread} ended before it was through: {found or f'exit code {self.process.exitcode}'}")
+            raise RunFailed(f"{self.thread} ended before it had finished: {found or f'exit code {self.process.exitcode}'}")
         return found
 
     @property

@@ -45,7 +45,7 @@ class Server:
         if self._running.is_alive():
             raise RunFailed(f"{self.thread} did not finish within {patience:.0f} s")
         if self._error is not None:
-            raise RunFailed(f"{self.fault} ended before it was through") from self._error
+            raise RunFailed(f"{self.fault} ended before it had finished") from self._error
         return self._found
 
     @property

@@ -122,8 +122,8 @@ def refuse_dealt(launcher: str, places: Sequence[tuple[int, int]]) -> None:
             first = rank
         if local != rank - first:
             raise Refused(
-                f"{launcher} dealt the {len(places)} ranks round the hosts: rank {rank} is number {local} on its host, and would be number "
-                f"{rank - first} on that of rank {first}, which takes {places[first][1]}. Ranks are predicted as they fill host after host: start "
+                f"{launcher} gave the {len(places)} ranks to the hosts in turn: rank {rank} is number {local} on its host, but would be number "
+                f"{rank - first} on that of rank {first}, which holds {places[first][1]}. Predictions assume that ranks fill one host after the other: start "
                 "them so (srun --distribution=block, mpirun --map-by slot, mpiexec --ppn N without --rank-by)"
             )
 

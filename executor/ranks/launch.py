@@ -175,7 +175,7 @@ def _watch(processes: list[subprocess.Popen[bytes]], beats: list[Beat], folder: 
             _explain_hang(late, [now - since for _, since in last], processes, beats, folder)
         if now > _end_at.get():
             slowest = min(range(len(beats)), key=lambda rank: beats[rank].read()[1])
-            raise RunFailed(f"the time limit is over. Rank {slowest} was at: {_doing(beats[slowest])}. {_kept(beats)}", str(folder))
+            raise RunFailed(f"the time limit was reached. Rank {slowest} was at: {_doing(beats[slowest])}. {_kept(beats)}", str(folder))
         time.sleep(_POLL)
 
 

@@ -220,7 +220,10 @@ def _from_tree(tree: dict[str, object], source: Path) -> Calibration:
                     or any(not (kind != "power") <= n < 1 << 62 for n in s.shape)
                     or not math.isfinite(s.p90 + s.p10 + s.cpu)
                 ):
-                    raise BadInput(f"calibration {source}: [{kind}] has a row that makes no sense: {_row(s)}")
+                    raise BadInput(
+                        f"calibration {source}: [{kind}] has an impossible row (too few or too many sizes, or a size or a time that is not positive and "
+                        f"finite): {_row(s)}. Run `steptwin probe` again"
+                    )
             tables[kind] = samples
         return msgspec.convert({**tree, "tables": {}}, _Head).whole(tables)
     except (msgspec.ValidationError, KeyError, ValueError, TypeError) as error:

@@ -77,7 +77,7 @@ def _check_machines(key: str, where: str) -> None:
     """Raises `BadInput` for a key that stands outside of its section, and for one that is, or may be meant for, a machine's."""
     if is_edit(key):
         raise BadInput(
-            f"{key} is a key of the machine, and here are those of a plan alone: --set takes it beside --on, steptwin.topology as an edit"
+            f"{key} is a key of the machine, and only keys of a plan are allowed here. Use it in --set of a command that takes --on, or give it to steptwin.topology"
         )
     misplaced = unplaced(key, where)
     if misplaced is not None:

@@ -102,13 +102,13 @@ def _resumable(desk: Desk) -> Iterator[None]:
 
 
 def _agree(space: str, auto: int | None, trials: int | None, seed: int, every: str) -> None:
-    """Raises `BadInput` for options of a sweep that say nothing together."""
+    """Raises `BadInput` for options of a sweep that contradict each other, or that have no effect without another one."""
     if not space and auto is None:
         raise BadInput('give a space ("tp=1,2,4 pp=1..8 gpus=64") or --auto GPUS, or both')
     if seed and trials is None:
-        raise BadInput(f"--seed {seed}: of the plans that --trials draws. Add --trials, or leave it out")
+        raise BadInput(f"--seed {seed} chooses which plans --trials draws. Add --trials, or leave --seed out")
     if every and trials is not None:
-        raise BadInput("--every simulates all plans, --trials some of them: one of the two")
+        raise BadInput("--every simulates all plans, --trials only some of them. Give one of the two")
 
 
 def _explain(app: typer.Typer, desk: Desk) -> None:

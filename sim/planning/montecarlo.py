@@ -136,14 +136,14 @@ def spread(
 def _check(jitter: Jitter, draws: int, world: int) -> None:
     if not isinstance(jitter, Jitter):
         raise BadInput(
-            f"jitter = {str(jitter)[:40]}: write steptwin.Jitter(rank={RANK_SIGMA}, step={STEP_SIGMA}), with sigmas of log(time)"
+            f"jitter = {str(jitter)[:40]}: write steptwin.Jitter(rank={RANK_SIGMA}, step={STEP_SIGMA}), with standard deviations of log(time)"
         )
     for name in ("rank", "step", "link", "length"):
         sigma = getattr(jitter, name)
         if not isinstance(sigma, (int, float)) or not 0 <= sigma <= 2:
-            raise BadInput(f"jitter.{name} = {sigma}: a sigma of log(time), 0 to 2 (0.05: about 5 %)")
+            raise BadInput(f"jitter.{name} = {sigma}: must be a standard deviation of log(time), 0 to 2 (0.05: about 5 %)")
     if not isinstance(jitter.slow_link, (int, float)) or not 1 <= jitter.slow_link <= 1e3:
-        raise BadInput(f"jitter.slow_link = {jitter.slow_link}: how many times slower, 1 to 1000")
+        raise BadInput(f"jitter.slow_link = {jitter.slow_link}: must be how many times slower the link is, 1 to 1000")
     check_whole("draws", draws, "drawn steps")
     if draws * world > _LARGEST:
         raise BadInput(f"draws = {draws}: draws x ranks are at most {_LARGEST}, {_LARGEST // world} draws of {world} ranks")

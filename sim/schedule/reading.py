@@ -130,14 +130,14 @@ def _ranks(made: Placed) -> list[int]:
 
 
 def _style(ranks: list[int], pp: int) -> Style:
-    """How the stages lie. Raises `Refused` where torch lays none so."""
+    """How the stages are placed on the `pp` ranks: `ranks` has each stage's. Raises `Refused` for a placement that torch does not have."""
     for style in _STYLES:
         if len(ranks) % pp == 0 and ranks == [placed(style, pp, stage) for stage in range(len(ranks))]:
             return style
     lies = ", ".join(f"{stage} on row {rank + 1}" for stage, rank in enumerate(ranks[: 2 * pp + 2]))
     raise Refused(
-        f"stages lie on {pp} ranks round and round (0 on row 1, {pp} on row 1 again) or there and back ({pp - 1} and {pp} on row {pp}), as "
-        f"many on each, as torch.distributed.pipelining has them; here they are: {lies}"
+        f"every rank must hold as many stages as the others, placed as torch.distributed.pipelining places them: in a loop (stages 0 and {pp} on "
+        f"row 1) or in a V (stages {pp - 1} and {pp} on row {pp}). In this file: stage {lies}"
     )
 
 

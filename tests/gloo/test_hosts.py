@@ -141,7 +141,7 @@ def test_ranks_that_would_do_different_work_all_say_so(tmp_path: Path) -> None:
 def test_ranks_that_are_dealt_round_the_hosts_all_say_so(tmp_path: Path) -> None:
     code = JOIN.format(folder=str(tmp_path)).replace(", 2, ", ", 3, ")
     for said in _ranks(["-c", code], tmp_path, 2, (0, 0, 1)):
-        assert "torchrun dealt the 3 ranks round the hosts: rank 1 is number 0 on its host" in said.stderr
+        assert "torchrun gave the 3 ranks to the hosts in turn: rank 1 is number 0 on its host" in said.stderr
         assert said.returncode == 1
 
 

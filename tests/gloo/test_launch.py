@@ -251,7 +251,7 @@ def test_first_host(nodes: str, first: str) -> None:
 
 
 def test_a_time_limit_ends_the_run(tmp_path: Path) -> None:
-    with time_limit(3.0), pytest.raises(RunFailed, match="the time limit is over") as caught:
+    with time_limit(3.0), pytest.raises(RunFailed, match="the time limit was reached") as caught:
         launch(BODY, Order(what="sleep"), 2, tmp_path, list[float])
     assert any(words in str(caught.value) for words in ("Step times kept: 3", "starting", "importing")), "how far it came"
     assert launch(BODY, Order(), 1, tmp_path, list[float])[0][0] == 0.0, "afterwards there is none"

@@ -191,7 +191,7 @@ def test_a_thread_beside_the_hosts_says_why_it_ended(tmp_path: Path, monkeypatch
     feeder.process.join(20)
     assert "writer (cannot write 1 MiB into" in crossing.alive()
     (feeder,) = start_feeders(program, 0, crossing, 1, lambda op: 0.0, tmp_path / "read.bin")
-    with pytest.raises(RunFailed, match=r"writer ended before it was through: cannot write 1 MiB into .*No such file"):
+    with pytest.raises(RunFailed, match=r"writer ended before it had finished: cannot write 1 MiB into .*No such file"):
         feeder.times(20.0)
 
 

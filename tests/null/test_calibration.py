@@ -71,9 +71,9 @@ def test_written_and_read_back(tmp_path_factory: pytest.TempPathFactory, calibra
         (lambda text: text.replace(f"version = {VERSION}", "version = 99"), "version"),
         (lambda text: text[:-40], "not valid TOML"),
         (lambda text: text.replace("cores = ", "kores = "), "kores"),
-        (lambda text: text.replace("1.000e-03", "-1.0"), "makes no sense"),
-        (lambda text: text.replace("1.000e-03", "nan"), "makes no sense"),
-        (lambda text: text.replace("[8, 8, 8]", "[8, 8]"), "makes no sense"),
+        (lambda text: text.replace("1.000e-03", "-1.0"), "has an impossible row .*probe. again"),
+        (lambda text: text.replace("1.000e-03", "nan"), "has an impossible row .*probe. again"),
+        (lambda text: text.replace("[8, 8, 8]", "[8, 8]"), "has an impossible row .*probe. again"),
         (lambda text: text.replace("[8, 8, 8]", '"8"'), "Expected"),
     ],
 )

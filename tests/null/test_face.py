@@ -198,16 +198,16 @@ def test_what_is_no_plan_or_machine_is_told_by_its_kind(wrong: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "two", True, None])
 def test_numbers_of_steps_processes_tries_and_draws_are_whole(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(steptwin.BadInput, match=r"tries = .*: a whole number of changes of plan to simulate, at least 0"):
+    with pytest.raises(steptwin.BadInput, match=r"tries = .*: must be a whole number of changes of plan to simulate, at least 0"):
         steptwin.explain(PLAN, "dgx-h100", tries=wrong)
-    with pytest.raises(steptwin.BadInput, match=r"workers = .*: a whole number of processes, at least 1"):
+    with pytest.raises(steptwin.BadInput, match=r"workers = .*: must be a whole number of processes, at least 1"):
         steptwin.sweep(PLAN, {"tp": [1]}, "dgx-h100", tmp_path / "a.sqlite", workers=wrong)
-    with pytest.raises(steptwin.BadInput, match=r"draws = .*: a whole number of drawn steps, at least 1"):
+    with pytest.raises(steptwin.BadInput, match=r"draws = .*: must be a whole number of drawn steps, at least 1"):
         steptwin.spread(PLAN, "dgx-h100", draws=wrong)
-    with pytest.raises(steptwin.BadInput, match=r"steps = .*: a whole number of simulated steps"):
+    with pytest.raises(steptwin.BadInput, match=r"steps = .*: must be a whole number of simulated steps"):
         steptwin.predict(PLAN, "dgx-h100", steps=wrong)
     for real in (steptwin.twin, steptwin.run):
-        with pytest.raises(steptwin.BadInput, match=r"steps = .*: a whole number of timed steps"):
+        with pytest.raises(steptwin.BadInput, match=r"steps = .*: must be a whole number of timed steps"):
             real(PLAN, tmp_path, steps=wrong)
 
 
@@ -218,7 +218,7 @@ def test_numbers_of_numpy_are_whole_too() -> None:
 
 @pytest.mark.parametrize("wrong", [{"detail": "no"}, {"fold": 0}, {"detail": None}])
 def test_what_is_neither_true_nor_false_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(steptwin.BadInput, match="True or False"):
+    with pytest.raises(steptwin.BadInput, match="must be True or False"):
         steptwin.predict(PLAN, "dgx-h100", **wrong)
 
 

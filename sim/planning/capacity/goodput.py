@@ -34,7 +34,7 @@ class Reliability(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("mtbf_gpu", "mtbf_node", "restart", "repair"):
             if isinstance(value := getattr(self, name), bool) or not isinstance(value, (int, float)):
-                raise BadInput(f"{name} = {value!r:.40}: a number of seconds, such as {name} = 600")
+                raise BadInput(f"{name} = {value!r:.40}: must be a number of seconds, such as {name} = 600")
         for name in ("mtbf_gpu", "mtbf_node"):
             if not getattr(self, name) > 0:
                 raise BadInput(f"{name} = {getattr(self, name)} s must be above zero (infinite: never fails)")
@@ -42,7 +42,9 @@ class Reliability(msgspec.Struct, frozen=True, kw_only=True):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadInput(f"{name} = {getattr(self, name)} s must be finite and not negative")
         if self.spares is not None and not (isinstance(self.spares, int) and self.spares >= 0):
-            raise BadInput(f"spares = {self.spares!r} must be a whole number and must not be negative; leave it out for nodes without end")
+            raise BadInput(
+                f"spares = {self.spares!r} must be a whole number and must not be negative; leave it out for an unlimited number of spare nodes"
+            )
 
     def mtbf(self, gpus: int, per_node: int) -> float:
         """Mean time between failures of a job on `gpus`."""

@@ -27,7 +27,7 @@ def load_prices(source: Mapping[str, float] | str | Path) -> dict[str, float]:
         if isinstance(price, bool) or not isinstance(price, (int, float)) or not (-1e12 if "=" in name else 0) <= price < 1e12:
             raise BadInput(f"{where}: {name} = {repr(price)[:40]} is no price per GPU-hour (a bare number that is not negative)")
         if found := _CLUSTER.match(name):
-            raise BadInput(f'{where}: "{name}" is a cluster, and prices are of a GPU-hour on a machine: write "{found[1]}" = {price:g}')
+            raise BadInput(f'{where}: "{name}" is a cluster, and prices are per GPU-hour of one machine: write "{found[1]}" = {price:g}')
     return {name: float(price) for name, price in prices.items()}
 
 
@@ -41,7 +41,9 @@ def price_of(prices: dict[str, float], on: str, gpus: int = 0, edits: tuple[str,
             raise BadInput(f'no price for {edit}: say what it adds to a GPU-hour of {on}, e.g. "{edit}" = 0.8')
     found = _machines_price(prices, on, gpus) + sum(prices.get(edit, 0.0) for edit in edits)
     if found < 0:
-        raise BadInput(f"a GPU-hour of {on} with {', '.join(edits)} would cost {found:.4g}")
+        raise BadInput(
+            f"a GPU-hour of {on} with {', '.join(edits)} would cost {found:.4g}, less than nothing. Raise the machine's price, or what the changes subtract from it"
+        )
     return found
 
 
@@ -61,7 +63,7 @@ def _machines_price(prices: dict[str, float], on: str, gpus: int) -> float:
     if missing:
         there = ", ".join(sorted(prices)) or "nothing"
         raise BadInput(
-            f"no price for {', '.join(missing)}; there are prices for {there}. A GPU-hour's goes by its machine: {missing[0]} = 2.5"
+            f"no price for {', '.join(missing)}; there are prices for {there}. Give the price of a GPU-hour by machine: {missing[0]} = 2.5"
         )
     if len(named) == 1:
         return prices[named[terms[0].name]]

@@ -132,7 +132,7 @@ def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | N
     want of memory), with what came closest.
     """
     if every not in EVERY:
-        raise BadInput(f"every = {every!r}: {' or '.join(map(repr, EVERY))}")
+        raise BadInput(f"every = {every!r}: must be {' or '.join(map(repr, EVERY))}")
     check_values(base, space, on, edits)
     header = header_of(base, space, on, prices or {}, edits)
     anew()

@@ -88,7 +88,7 @@ def test_a_price_is_of_what_is_changed_too(tmp_path: Path) -> None:
     assert price_of(prices, ON, edits=("gpu=h200-sxm", "oversubscription=4")) == 2.75
     with pytest.raises(BadInput, match=r"no price for gpu=b200-sxm: say what it adds to a GPU-hour of 2x dgx-h100"):
         price_of(prices, ON, edits=("gpu=b200-sxm",))
-    with pytest.raises(BadInput, match=r"would cost -1\.5"):
+    with pytest.raises(BadInput, match=r"would cost -1\.5, less than nothing\. Raise the machine's price"):
         price_of(prices | {"pod=1": -4.0}, ON, edits=("pod=1",))
     told = steptwin.capacity(PLAN, ON, 1e9, prices=prices, edits=("gpu=h200-sxm",))
     assert told.money == pytest.approx(3.0 * told.gpu_hours)

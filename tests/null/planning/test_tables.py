@@ -171,7 +171,7 @@ def test_money_is_of_the_machines_that_the_ranks_take() -> None:
     ):
         assert price_of(prices, on, gpus) == pytest.approx(price), on
     with pytest.raises(
-        BadInput, match=r"no price for dgx-a100; there are prices for dgx-h100\. A GPU-hour's goes by its machine: dgx-a100 = 2.5"
+        BadInput, match=r"no price for dgx-a100; there are prices for dgx-h100\. Give the price of a GPU-hour by machine: dgx-a100 = 2.5"
     ):
         price_of({"dgx-h100": 3.0}, "dgx-h100 + dgx-a100")
     mixed = capacity(PLAN, load_topology("1x dgx-h100 + 1x dgx-a100"), 1e9, prices=prices)

@@ -132,10 +132,10 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("0F0,0B0", "2F0,2B0"), "no row has an action of stage 1; stages count from 0, and the highest is 2"),
     (("0F0,0B0", ""), "row 2 has no action"),
     ((), "this one has none"),
-    (("1F0,1B0", "0F0,0B0"), "here they are: 0 on row 2, 1 on row 1"),
+    (("1F0,1B0", "0F0,0B0"), "In this file: stage 0 on row 2, 1 on row 1"),
     (
         ("0F0,0B0,1F0,1B0", "2F0,2B0,3F0,3B0"),
-        "as many on each, as torch.distributed.pipelining has them; here they are: 0 on row 1, 1 on row 1",
+        "or in a V (stages 1 and 2 on row 2). In this file: stage 0 on row 1, 1 on row 1",
     ),
     (("0F0,0B0,2F0,2B0", "1F0,1B0"), "2 on row 1"),
     (

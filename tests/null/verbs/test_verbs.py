@@ -127,7 +127,7 @@ def test_a_plan_that_does_not_fit_ends_with_3(call: Call) -> None:
         (("sweep", "plan.toml", "--auto", "9"), "dgx-h100 has 1 to 8 GPUs"),
         (("capacity", "plan.toml", "--tokens", "1e9", "--prices", "missing.toml"), "missing.toml"),
         (("compare", "plan.toml", "--measured", "missing.json"), "missing.json"),
-        (("here", "ddp", "--gpus", "2", "--device", "cpu"), "--gpus, --device: of the table of GPU plans alone. Add --gpu"),
+        (("here", "ddp", "--gpus", "2", "--device", "cpu"), "--gpus, --device: only with the table of GPU plans. Add --gpu"),
         (("nonsense",), "nonsense"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
