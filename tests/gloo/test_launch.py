@@ -241,7 +241,7 @@ def test_environments_that_make_no_sense() -> None:
 def test_ranks_that_are_dealt_round_the_hosts_are_refused(hosts: list[list[int]], wrong: int | None) -> None:
     """`srun -m cyclic`, `mpirun --map-by node`: rings between neighbours then cross the network each time, and are predicted within a host."""
     places = {rank: (local, len(ranks)) for ranks in hosts for local, rank in enumerate(ranks)}
-    with nullcontext() if wrong is None else pytest.raises(Refused, match=f"slurm dealt .*: rank {wrong} is number .*--distribution=block"):
+    with nullcontext() if wrong is None else pytest.raises(Refused, match=f"slurm gave .*: rank {wrong} is number .*--distribution=block"):
         refuse_dealt("slurm", [places[rank] for rank in range(len(places))])
 
 
