@@ -27,6 +27,7 @@ VERSION = 5
 ASSUMED_COPY = 5e9
 """Bytes per second of a memcpy on one server core, both ends in DRAM (assumed; single cores reach 4-12 GB/s)."""
 _LARGEST = 4 << 20
+"""Bytes of a calibration file; a full GPU probe writes less than a tenth of it."""
 SHAPES: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "aliased": ("m", "n", "k"),
@@ -85,19 +86,19 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     versions: dict[str, str] = {}
     quick: bool = False
     loaded: bool = False
-    """On a GPU, as older probes did: kernels were timed behind work of a training step's kind, at the clock that it leaves. False: at the boost
-    clock, of which a step's draw leaves what follows from the table of power (`sim.cost.power`), or without that table the catalog's share."""
+    """GPUs. True (older probes): kernels were timed while work like a training step's ran before them, so at the clock that such a load leaves.
+    False: at the boost clock; the clock in training then follows from the table of power (`sim.cost.power`), or without it from the catalog."""
     others: float = 0.0
     """Share of the cores' time that other programs took meanwhile."""
     missing: str = ""
-    """What could not be measured, and why: tables of a GPU that lack points."""
+    """Tables of a GPU that lack points, and why they could not be measured; "": none."""
     lacking: tuple[str, ...] = ()
-    """Tables of a GPU that are worth another try: not reached, or failed once."""
+    """Tables of a GPU that the next probe should measure again: not reached in time, or failed once."""
     tables: dict[str, tuple[Sample, ...]] = {}
 
     @property
     def crowded(self) -> str:
-        """What to say of a machine that was not left alone; "" where it was."""
+        """A warning where other programs used the cores during the probe; "" where they did not."""
         if self.others < _ALONE:
             return ""
         return f"other programs took {self.others:.0%} of the cores while it was measured, and its times are longer for that. Probe again when they are done"
@@ -123,7 +124,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
         return [s for s in self.tables.get(kind, ()) if (name is None or s.name == name) and (dtype is None or s.dtype == dtype)]
 
     def curve(self, kind: str, name: str, dtype: str | None = None) -> Curve:
-        """Seconds over the first size of such points: bytes."""
+        """Seconds by bytes (the first number of each point's shape)."""
         return Curve((s.shape[0], s.median) for s in self.rows(kind, name, dtype))
 
     def host_seconds(self, name: str, default: float = 0.0) -> tuple[float, bool]:
@@ -200,8 +201,8 @@ def calibration_on(path: str | Path | None, topology: Topology) -> Calibration:
 
 @lru_cache(maxsize=8)
 def _read(source: Path, seen: tuple[int, ...]) -> Calibration:
-    """Once while the file stays as it was `seen`: a prediction at the clock that its power leaves asks for it several times, and all that is made of
-    a calibration hangs on its being the same."""
+    """Reads the file again only when `seen` (device, inode, time, size) has changed. One prediction asks several times (`sim.setting.pace`), and caches of
+    costs are keyed by the identity of the calibration."""
     return _from_tree(read_toml(source, "calibration", _LARGEST, "Run `steptwin probe` to measure this machine"), source)
 
 

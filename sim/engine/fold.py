@@ -23,40 +23,41 @@ rank of them a kind of its own, whose steps differ by less than 1 % from those o
 
 
 class Passage(NamedTuple):
-    """What one group's collectives, or one rank's messages, take between nodes."""
+    """The links between nodes that one group's collectives, or one rank's messages, use."""
 
     purpose: str
-    """Equal passages of equal ranks have equal ones."""
+    """What the passage is for: equal passages of equal ranks have equal texts."""
     members: tuple[int, ...]
     links: tuple[str, ...]
-    """By name, in the same order for equal ones."""
+    """Names of the links, in the same order for equal passages."""
 
 
 Crossing = Callable[[tuple[str, ...]], Sequence[Passage]]
-"""All passages of meetings along these axes, those of one rank in the same order as those of another."""
+"""(mesh axes) -> all passages of collectives and messages along them, in the same order for every rank."""
 
 
 class Places(NamedTuple):
-    """Where ranks sit on a machine, as far as that tells them apart."""
+    """Where ranks sit on a machine: all that can make two ranks of one role differ."""
 
     alike: bool
     """All ranks of a stage sit alike."""
     beside: Callable[[int], Sequence[int]]
-    """The ranks that may take what a rank takes, itself among them: those on its node (`Topology.beside`); of those that the machine can host."""
+    """(rank) -> the ranks that may use the same resources, itself included: those on its node (`Topology.beside`), also ranks that the plan does not
+    use."""
     kind: Callable[[int], object]
     """Equal ranks have equal kinds."""
     shared: Callable[[int], tuple[str, ...]]
-    """What a rank may share with others, by name: in the same order for all ranks."""
+    """(rank) -> names of the resources that it may share with others, in the same order for all ranks."""
     slowest: Callable[[int], tuple[tuple[int, ...], ...]] | None = None
-    """Where groups lie on their nodes otherwise than others: the larger, the longer a rank's take. One rank that stands for its stage is the one whose
-    groups all others wait for."""
+    """(rank) -> a key that grows with the time that its groups take, where groups are placed on nodes in different ways. If one rank stands for a whole
+    stage, it is the one with the largest key, since the others wait for it. None: all groups are placed alike."""
     free: Callable[[Sequence[str], Sequence[int]], int] | None = None
     """Bits of their numbers in which ranks of one role are equal though their places differ, where they meet along these axes and each of
     these ranks stands for those in its place."""
     slow: bool = False
-    """Some ranks compute more slowly than their kin: one rank for each stage would not tell of those."""
+    """Some ranks compute more slowly than others of their role, so one rank cannot stand for its whole stage."""
     crossing: Crossing | None = None
-    """Where links between nodes may lack rate."""
+    """Given where links between nodes may be too slow for all that use them at once."""
 
 
 _PLACES = 16
@@ -71,7 +72,7 @@ def alike(symmetry: Symmetry) -> bool:
 
 
 def beside(symmetry: Symmetry) -> Callable[[int], Sequence[int]] | None:
-    """The ranks that may take what a rank takes; None where it is not said."""
+    """(rank) -> the ranks that may use the same resources (`Places.beside`); None: not known."""
     return None if isinstance(symmetry, bool) else symmetry.beside
 
 

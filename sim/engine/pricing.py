@@ -20,7 +20,7 @@ from sim.engine.meeting_costs import MeetingCosts
 from sim.program import COMPUTE, HOST, LATER, MEETING, Op, Program
 
 _OFTEN = 4
-"""Calls from which on it is worth while to run the inside of a segment by itself, twice, before."""
+"""Calls of a segment from which on condensing it pays: that runs its inside twice, alone and beside a collective, before the simulation."""
 RunAlone = Callable[["Pricing", list[Priced], int, bool], Alone]
 
 
@@ -37,14 +37,14 @@ class Pricing:
         beside: Beside = None,
         between: Sequence[Passage] = (),
     ) -> None:
-        """`alone` runs ops by themselves: see `sim.engine.steps.alone`; `beside`: the ranks that may take what a rank takes; None: all. `between`: what
-        meetings take between nodes that may lack rate there (`sim.engine.fold.passages`)."""
+        """`alone`: runs ops by themselves on an idle rank (`sim.engine.steps.alone`). `beside`: (rank) -> the ranks that may use the same resources; None: all
+        may. `between`: the links between nodes that collectives and messages use (`sim.engine.fold.passages`)."""
         self.program, self.pricer, self.groups, self.folded, self._run_alone = program, pricer, groups, folded, alone
         self.fused = self.condensed = False
         self.alike = False
         """All ranks price equal ops alike, so that a segment of the same ops is priced once for all of them."""
         self.shares: Mapping[str, float] = {}
-        """What its loader processes have of resources that those of other programs fill, too."""
+        """By resource: the share, 0 to 1, that other programs leave to this program's loader processes."""
         self._shared: dict[tuple[int, ...], list[Priced]] = {}
         self._counts: dict[tuple[str, str], Counter[str]] = {}
         self._crowding: dict[tuple[int, str], float] = {}
@@ -57,7 +57,7 @@ class Pricing:
         self._contended: frozenset[int] = frozenset()
         """Ids of collectives that lose much to others on the same links, and so cannot be run by themselves."""
         self._met = MeetingCosts(program, pricer, groups, folded, beside, between)
-        """Those of the whole run, where `groups` are of a part that is run by itself."""
+        """Costs of collectives and messages in the whole run. A part that is run alone (`alone`) takes them from the whole, as its own groups have one rank."""
         self._stretches: dict[tuple[object, ...], list[Priced]] = {}
         self._outside: dict[int, frozenset[str]] = {}
 
@@ -87,7 +87,7 @@ class Pricing:
         return ops
 
     def unshared(self, rank: int, thread: str, name: str) -> list[Priced]:
-        """`segment` for who leaves out what ranks take from each other."""
+        """`segment` without contention: each op costs what it costs alone."""
         if thread.startswith(LOADER):
             return self.segment(rank, thread, name)
         local = self.pricer.local

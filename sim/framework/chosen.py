@@ -50,7 +50,8 @@ def _said(words: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dtypes(base: Framework, precision: str) -> dict[str, Any]:
-    """32 bits have no copies; a framework's file says how wide its 16 bits are, which they are the plan."""
+    """What the plan's precision changes in the framework's dtypes: in 32 bits all are fp32, without master copies or autocast; in 16 bits its 16-bit dtypes
+    become the plan's (bf16 or fp16), and its fp32 ones stay."""
     if precision in ("fp32", "tf32"):
         return {**dict.fromkeys(_KEPT, "fp32"), "master": False, "autocast": False, "sums_apart": False}
     return {field: precision for field in _KEPT if precision in _HALVES and getattr(base.precision, field) in _HALVES}
@@ -79,9 +80,11 @@ def sharded_alone(plan: Plan) -> bool:
 
 
 def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
-    """(level of ZeRO, whether gathered parameters are freed after forward). 0 where there is nobody to share with, but for one rank whose plan asks
-    FSDP2 for it, whose hooks, casts and copies are there all the same, or offloads its parameters. 3 where the framework's ZeRO-2 is an FSDP that
-    keeps its parameters; a pipeline's FSDP keeps them through the step (torchtitan, parallelize_llama.py)."""
+    """(ZeRO stage that runs, whether gathered parameters are freed after forward).
+
+    The stage is 0 where no other rank shares the parameters; exceptions are a single rank whose plan asks for FSDP2, which runs its hooks, casts and
+    copies on one rank too, or offloads parameters. It is 3 where the framework implements ZeRO-2 as FSDP that keeps gathered parameters until backward.
+    FSDP in a pipeline keeps them through the step (torchtitan, parallelize_llama.py)."""
     p = plan.parallel
     zero = zero_of(plan, framework) if _share(plan, framework) else 0
     layers = zero == 2 and framework.data_parallel.zero2 == "layers"
@@ -89,7 +92,7 @@ def sharding_of(plan: Plan, framework: Framework) -> tuple[int, bool]:
 
 
 def keeps_among(plan: Plan, framework: Framework) -> bool:
-    """From forward to backward gathered parameters lie with some neighbours, each with a part."""
+    """Do gathered parameters stay sharded over a few neighbours between forward and backward (reshard_after_forward = 8)?"""
     zero, reshard = sharding_of(plan, framework)
     return zero == 3 and reshard and plan.task != "forward" and plan.parallel.kept_among > 1
 

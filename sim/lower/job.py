@@ -29,9 +29,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[int, ...]
     """Micro-batches of each data-parallel rank, step by step."""
     zero: int
-    """0-3; 0 also where there is nobody to share with, 3 where the framework's ZeRO-2 is an FSDP that keeps its parameters."""
+    """ZeRO stage that is lowered, 0 to 3: 0 also where no other rank shares the parameters, 3 where the framework implements ZeRO-2 as FSDP that keeps
+    gathered parameters until backward (`sim.framework.chosen.sharding_of`)."""
     reshard: bool
-    """zero = 3: gathered parameters are freed after forward, which no stage of a pipeline does."""
+    """zero = 3: gathered parameters are freed after forward and gathered again for backward. False in pipelines: these keep them, or free them as
+    the schedule says (`unshards`)."""
     train: bool
     """Backward, gradients and an update; false for task = "forward"."""
     eager: bool
@@ -41,12 +43,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     param_bytes: float
     """Bytes of one parameter as forward reads it."""
     grad_bytes: float
+    """Bytes of one gradient element as backward accumulates it and the optimizer reads it."""
     reduce_bytes: float
-    """Bytes of one gradient element on the wire."""
+    """Bytes of one gradient element in the messages between data-parallel ranks."""
     act: str
     """dtype of activations."""
     crossings: tuple[tuple[int, int], ...] = ()
-    """Bytes that go into each stage of a pipeline for one micro-batch, and that come back as gradients."""
+    """For each pipeline stage: bytes of activations that it receives for one micro-batch, and bytes of gradients that it sends back for them."""
 
     def size(self, axis: str) -> int:
         return self.mesh.size(axis)
@@ -62,10 +65,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overlap_grad(self) -> bool:
+        """Gradients are reduced while backward still runs."""
         return self.plan.comm.overlap and self.framework.data_parallel.overlap_grad and not self.sums_at_end
 
     @property
     def sums_at_end(self) -> bool:
+        """Replicas (zero = 0) reduce their gradients after backward has ended."""
         return self.zero == 0 and self.framework.data_parallel.replicas_at_end
 
     @property
@@ -75,7 +80,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def casts_buckets(self) -> bool:
-        """A full bucket is cast for its message, and back."""
+        """Gradients of a bucket are cast to the dtype of the message before they are sent, and back after."""
         return self.framework.precision.casts and self.zero < 3
 
     @property
@@ -85,7 +90,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keeps_among(self) -> bool:
-        """From forward to backward gathered parameters lie with neighbours, each with a part."""
+        """Between forward and backward the gathered parameters stay sharded over a few neighbours (FSDP2's reshard_after_forward = 8)."""
         return keeps_among(self.plan, self.framework)
 
     @property
@@ -95,25 +100,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def readers(self) -> float:
-        """Of the ranks of a tensor parallel group, the share whose loaders read its batches. What trains on a CPU is PyTorch's own machinery,
-        where each of them does."""
+        """Share of the ranks of a tensor-parallel group whose loaders read batches: 1, or 1 / tp where the first rank reads for all of them. On a CPU
+        every rank reads, as PyTorch's own training loop does there."""
         one = self.framework.tensor_parallel.reads == "first" and self.device != "cpu"
         return 1.0 / self.size("tp") if one else 1.0
 
     @property
     def reduces_apart(self) -> bool:
-        """A stage's gradients of FSDP are reduced apart from its passes."""
+        """FSDP in a pipeline: gradients are reduced by actions of the schedule, not inside the stage's backward."""
         return self.zero == 3 and self.train and self.size("pp") > 1 and self.framework.pipeline.actions
 
     @property
     def unshards(self) -> bool:
-        """So are its parameters gathered and freed, as the schedule says."""
+        """FSDP in a pipeline: parameters, too, are gathered and freed by actions of the schedule (UNSHARD, RESHARD)."""
         return self.reduces_apart and by_actions(self.schedule, self.plan.parallel.virtual_stages)
 
     @property
     def schedule(self) -> Name:
-        """The order of a pipeline's work. A file that says what a schedule with a name does is that one, but for torch's 1F1B and GPipe: these
-        have code of their own, which waits for its messages, and files go to its runtime of actions (`_PipelineScheduleRuntime`)."""
+        """The order of a pipeline's work. A schedule file whose actions equal those of a named schedule counts as the named one. Exception: torch's
+        1F1B and GPipe, which have code of their own that waits for messages, while torch runs files by `_PipelineScheduleRuntime`."""
         name = name_of(self.plan.parallel)
         if isinstance(name, str) or (self.framework.pipeline.actions and not by_actions(name.known, name.chunks)):
             return name
@@ -121,17 +126,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def owns_tensors(self) -> bool:
-        """A rank of ZeRO-1 updates whole tensors."""
+        """ZeRO-1 where each rank updates whole tensors, not equal pieces of each bucket."""
         return owns_tensors(self.plan, self.framework, self.zero)
 
     @property
     def gathers_ahead(self) -> bool:
-        """ZeRO-1 and -2: updated parameters are gathered beside the next forward, not after the update. What owners broadcast is not
-        (Megatron-Core's LayerWiseDistributedOptimizer wants overlap_param_gather off)."""
+        """ZeRO-1 and -2: updated parameters are gathered while the next forward runs, not right after the update. False where owners of whole tensors
+        broadcast them (Megatron-Core's LayerWiseDistributedOptimizer requires overlap_param_gather to be off)."""
         return self.train and self.zero in (1, 2) and self.framework.data_parallel.overlap_param and not self.owns_tensors
 
     def gathered_bytes(self, elements: int, narrow: int) -> int:
-        """Of so many parameters on their way to who gathers them: one for each of the `narrow` ones, of linears in 8 bits, where these travel so."""
+        """Bytes that `elements` parameters take in an all_gather. Of these, `narrow` belong to linears that run in 8 bits: they count one byte each
+        where the framework sends them in 8 bits, else `param_bytes` as all others."""
         habits = self.framework.data_parallel
         few = narrow if habits.quantises_gathered == "shards" or self.plan.precision in habits.sends_narrow else 0
         return round((elements - few) * self.param_bytes) + few

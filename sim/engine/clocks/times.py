@@ -23,12 +23,16 @@ class Instruction(NamedTuple):
     """One op of one rank."""
 
     does: int
+    """What the issuing thread does with it: WORK, RECORDED, SYNC, HELD or QUEUED."""
     kind: int
+    """What the lane does with it: RECORD, WAIT, MEET, FLOW or PLAIN."""
     lane: Lane
     host: float
+    """Seconds for which the thread is busy before it goes on (`Cost.host`)."""
     lead: float
     """Seconds from its issue to its earliest start."""
     seconds: float
+    """From its start to its end, alone; includes `latency`."""
     counts: bool
     """Its end is part of the step (not a record's or a wait's)."""
     blocking: bool
@@ -36,22 +40,24 @@ class Instruction(NamedTuple):
     shift: int | None
     latency: float
     uses: Uses
-    """Of resources that others use too: amounts per second at full speed."""
+    """(resource, amount per second at full speed), of resources that other ops use too."""
     share: float
-    """What one of the ops that it stands for takes of the resource named first (`Cost.share`)."""
+    """Where it stands for equal ops of several ranks: the amount that one of them takes of the resource named first (`Cost.share`)."""
     slows: bool
-    """A kernel, slowed by a collective beside it ..."""
+    """A kernel that runs more slowly while a collective runs beside it, ..."""
     slowed: float
-    """... to this share of its speed."""
+    """... at this share of its speed, 0 to 1."""
     seat: Seat[Arrival] | None
     beside: bool
-    """A collective beside compute."""
+    """A collective on another lane than compute, which slows kernels while it runs."""
     message: bool
+    """A send or a receive, ..."""
     sends: bool
+    """... and of these the send."""
     eager: bool
-    """No collective can begin before this kernel ends, unless one is queued already."""
+    """No further collective can begin before this kernel ends, so its end is known at its start unless one is queued already."""
     drained: str
-    """sync: the lane waited for, "" = all."""
+    """sync: the lane that the thread waits for, "" = all lanes."""
 
 
 Arrival = tuple[float, "State", Instruction, "Entry"]
@@ -59,7 +65,7 @@ Code = list[Instruction]
 Line = tuple[int, int, Code]
 """A call: its step, its index and its code."""
 Entry = tuple[Instruction, float, "Mark | None", "Thread | None", int, int]
-"""On a lane: what, its earliest start, its event, who waits for its end, its number among messages, its step."""
+"""One op queued on a lane: (instruction, earliest start in seconds, its event, thread that waits for its end, number of its meeting (messages), step)."""
 Waiter = Callable[[float], None]
 
 
@@ -113,7 +119,7 @@ class Lane:
         """A kernel whose speed may still change."""
         self.rate, self.work, self.since, self.ticket = 1.0, 0.0, 0.0, 0
         self.begun = self.lost = 0.0
-        """When that one began; seconds that those before it took longer because of collectives beside them."""
+        """begun: when `current` began; lost: seconds by which collectives have lengthened the kernels before it."""
 
 
 class State:
@@ -124,13 +130,13 @@ class State:
     def __init__(self, rank: int, slow: float) -> None:
         self.rank, self.slow = rank, slow
         self.comm = self.pending = 0
-        """Collectives beside compute that run, and that are queued or run."""
+        """comm: collectives beside compute that run now; pending: those that run or are queued."""
         self.settled = True
         """Nothing ever changes the speed of a kernel here: no collective runs beside one, or none slows it."""
         self.ordered = True
         """Collectives beside compute begin after the kernels of all segments before their own."""
         self.ends: dict[int, float] = {}
-        """By step: when the last op of its training thread or a device lane has ended."""
+        """By step: seconds at which its last op on the training thread or a device lane has ended."""
         self.lanes: dict[str, Lane] = {}
         self.numbered: dict[tuple[str, int], Mark] = {}
         self.threads: set[str] = set()
