@@ -29,6 +29,15 @@ BYTES = {
     "int8": 1.0,
 }
 """Bytes of one element as it is stored; tf32 is a mode of fp32 storage."""
+
+
+def activation_dtype(precision: str) -> str:
+    """dtype in which a plan's `precision` keeps activations: narrower formats than 16 bits are for products alone, and tf32 is stored as fp32."""
+    if BYTES[precision] < 2:
+        return "bf16"
+    return "fp32" if precision == "tf32" else precision
+
+
 EXACT = ("fp32", "fp64")
 """Dtypes whose products are not those of 16-bit or narrower matrix units, which clocks, draws and tiles were fitted on."""
 

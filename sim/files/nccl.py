@@ -16,6 +16,7 @@ from sim.plan import Plan
 from sim.program import MESSAGE
 from sim.rules import mesh_of
 from sim.trace import Span
+from sim.work import activation_dtype
 
 _TORCH = {"all_reduce": "allreduce", "all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base"}
 _UNEVEN = "all_to_allv"
@@ -57,10 +58,9 @@ class Group(NamedTuple):
 
 
 def wires_of(plan: Plan) -> Wires:
-    """Of a plan's traces."""
-    activations = plan.precision if plan.precision in _NUMBERS else "fp32" if plan.precision == "tf32" else "bf16"
+    """The dtypes of what a plan sends, and its mesh: what its traces need to name NCCL's kernels and sizes."""
     precision = framework_of(plan).precision
-    return Wires(mesh_of(plan), precision.reduce_dtype, precision.grad_dtype, activations)
+    return Wires(mesh_of(plan), precision.reduce_dtype, precision.grad_dtype, activation_dtype(plan.precision))
 
 
 def word_of(called: str) -> str:

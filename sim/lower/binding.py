@@ -13,7 +13,7 @@ from sim.model.stages import Blocks, layout
 from sim.plan import Plan
 from sim.rules import mesh_of
 from sim.schedule import splits
-from sim.work import BYTES
+from sim.work import BYTES, activation_dtype
 from topologies.errors import Refused
 
 
@@ -21,7 +21,6 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
     """Binds the inputs of lowering; `counts` as in `lower`. Raises `Refused` for combinations that are not supported."""
     mesh = mesh_of(plan)
     zero, reshard = sharding_of(plan, framework)
-    small = BYTES[plan.precision] < 2
     job = Job(
         plan=plan,
         network=network,
@@ -38,7 +37,7 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
         param_bytes=BYTES[framework.precision.param_dtype],
         grad_bytes=BYTES[framework.precision.grad_dtype],
         reduce_bytes=BYTES[framework.precision.reduce_dtype],
-        act="bf16" if small else ("fp32" if plan.precision == "tf32" else plan.precision),
+        act=activation_dtype(plan.precision),
     )
     refuse(job)
     return msgspec.structs.replace(job, crossings=tuple(_crossing(network, stage) for stage in layout(network, plan)))

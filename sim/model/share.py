@@ -6,7 +6,7 @@ import msgspec
 
 from sim.framework.framework import Framework
 from sim.model.parts import Shape
-from sim.work import BYTES
+from sim.work import BYTES, activation_dtype
 from topologies.errors import BadInput, UnknownName
 
 
@@ -70,7 +70,7 @@ def share_of(shape: Shape, framework: Framework, attention: str = "flash") -> Sh
     if shape.seq % shape.cp:
         raise BadInput(f"cp = {shape.cp} does not divide seq_len = {shape.seq}. Use a multiple of {shape.cp} as seq_len")
     small = BYTES[shape.precision] < 2
-    act = "bf16" if small else ("fp32" if shape.precision == "tf32" else shape.precision)
+    act = activation_dtype(shape.precision)
     core = "tf32" if shape.precision == "tf32" else act
     rows = shape.micro * (shape.seq // shape.cp)
     split = shape.tp if shape.sequence_parallel else 1
