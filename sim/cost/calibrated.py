@@ -40,6 +40,8 @@ program has as ops of their own."""
 LOOPED = ("kernel", "launch", "convolution", "view", "module", "autograd", "accumulate", "optimizer", "dtensor_adam", "dtensor_sgd")
 """Those of a layer and its parameters that are timed in loops of their own. In a step they all take `in_step` times as long, but for bare launches
 of C++, which are such loops."""
+_LEAST_COPY = 0.5
+"""Share of a pageable copy's measured seconds that its link takes at least (assumed): the launch, timed by itself, may be as long as a small copy."""
 _SAME = {"node": "autograd"}
 """What is timed as autograd's node are torch's own operators."""
 
@@ -118,7 +120,7 @@ class CalibratedPricer(MeasuredPricer):
             return cost
         seconds, inside = curve.at(op.bytes)
         if how == "pageable":  # timed on the host, which launches it too
-            seconds = max(seconds - cost.host, 0.5 * seconds)
+            seconds = max(seconds - cost.host, _LEAST_COPY * seconds)
         uses = tuple((link, min(rate, op.bytes / seconds)) for link, rate in cost.uses)
         return replace(cost, seconds=seconds, latency=min(cost.latency, seconds), uses=uses, source="measured" if inside else "fitted")
 

@@ -60,6 +60,10 @@ ASSUMED_HOST = {
     "checkpoint": 500e-6,
 }
 """Seconds of host work where nothing was measured (assumed; eager PyTorch spends 5-25 us per op in all)."""
+_ASSUMED_UNIT = 2e-6
+"""The same of a kind that is not listed (assumed: a short call from Python)."""
+_LEAST_KERNEL = 0.25
+"""Share of a call's measured seconds that its kernel takes at least (assumed): the dispatch, measured by itself, may be as long as the whole call."""
 
 
 @lru_cache(maxsize=4)
@@ -82,14 +86,14 @@ class Prices:
         self.calibration = calibration
         self._known: dict[Work, tuple[float, Source]] = {}
         self._gemm: dict[tuple[str, str, int], Grid] = {}
-        """By layout, dtype and alignment of rows (`_rows`)."""
+        """By (role, dtype, bytes to which rows are aligned: `_rows`)."""
         self._longer = {
             (s.name, s.dtype, s.shape[at]): s.median
             for s in calibration.rows("aliased")
             for at, along in enumerate("mn")
             if s.name.endswith(f".{along}")
         }
-        """Of products with rows of a power of two, by which of their sizes that is."""
+        """By (role and axis, dtype, row length): how many times as long a product takes whose rows are a power of two long."""
         self._attention: dict[tuple[str, str], Grid] = {}
         self._memory: dict[tuple[str, str], Curve] = {}
         products: dict[tuple[str, str, int], list[Sample]] = {}
@@ -112,7 +116,7 @@ class Prices:
 
     def host(self, what: str) -> tuple[float, Source]:
         """Seconds of one unit of host work."""
-        seconds, measured = self.calibration.host_seconds(what, ASSUMED_HOST.get(what, 2e-6))
+        seconds, measured = self.calibration.host_seconds(what, ASSUMED_HOST.get(what, _ASSUMED_UNIT))
         return seconds, "measured" if measured else "assumed"
 
     def price(self, work: Work) -> tuple[float, Source]:
@@ -156,7 +160,7 @@ class Prices:
             seconds = max(seconds, max(work.k * work.n, work.m * work.k) * BYTES[dtype] / (2.0 * self.calibration.copy_rate))
         seconds *= self._aliased(work, dtype)
         # One call runs all products of a batch, so it pays for one dispatch.
-        seconds = work.batch * max(seconds - self.dispatch, 0.25 * seconds) + self.dispatch if work.batch > 1 else seconds
+        seconds = work.batch * max(seconds - self.dispatch, _LEAST_KERNEL * seconds) + self.dispatch if work.batch > 1 else seconds
         if work.accumulate:
             seconds += self._added(work)
         # Products of a batch share a GPU, and one that adds to what is there reads it on the way: neither is the sum of what was measured.
@@ -165,7 +169,8 @@ class Prices:
         return seconds, "measured" if exact else "fitted"
 
     def _aliased(self, work: Gemm, dtype: str) -> float:
-        """How many times as long it takes as one whose rows are no power of two: columns of more elements than a cache has ways push each other out."""
+        """How many times as long the product takes as one whose rows are not a power of two long: elements of a column then fall into the same few sets of a
+        cache, and evict each other where there are more of them than ways."""
         if not self._longer or work.k < _COLUMN:
             return 1.0
         found = 1.0
@@ -175,14 +180,14 @@ class Prices:
         return found
 
     def _added(self, work: Gemm) -> float:
-        """Into a buffer: of its own dtype a product reads it on the way (beta = 1), a third of the bytes of the sum that torch runs after it
-        into one of another."""
+        """Seconds to add the product to a buffer. A buffer of the product's dtype is read inside the GEMM (beta = 1), a third of the bytes that the separate
+        add_ moves which torch runs for a buffer of another dtype."""
         size = int(BYTES[work.into]) * work.m * work.n * work.batch
         added = self._bytes(MemoryBound("add_", 2 * size, size, work.into))[0]
         return added / 3.0 if work.into == work.dtype else added
 
     def _rows(self, work: Gemm) -> int:
-        """Bytes of which rows are multiples, where kernels depend on it: 16 on a CPU, and of 32 bits."""
+        """Bytes to which all rows are aligned, where the choice of kernel depends on it (16-bit products on a GPU); else 16, the largest."""
         return row_alignment(work) if self.calibration.device == "cuda" and BYTES[work.dtype] == 2 else LINE
 
     def _assumed(self, work: Work, dtype: str) -> tuple[float, Source]:
