@@ -145,8 +145,10 @@ def play(world: World, request: Request) -> RankResult:
             world.barrier()
         marks, ends = player.run(host, turn, watched=not request.plain or turn > request.plain)
         passes.append(marks)
-        apart += [[at - ends[0][1] for _, at in ends[1:]]] if turn and served else []
-        step_times += _step_times(ends) if turn and (not request.plain or turn <= request.plain) else []
+        if turn and served:
+            apart.append([at - ends[0][1] for _, at in ends[1:]])
+        if turn and (not request.plain or turn <= request.plain):
+            step_times += _step_times(ends)
     world.beat.phase("collecting spans")
     lengths = {turn: marks[-1][1] - marks[0][0] for turn, marks in enumerate(passes) if marks and (turn or request.turns == 1)}
     chosen = _agreed(world, sorted(lengths, key=lambda turn: lengths[turn])[(len(lengths) - 1) // 2] if lengths else 0)

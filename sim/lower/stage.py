@@ -88,15 +88,15 @@ class StageSegments:
         self.job, self.stage, self.chunk = chunk.job, stage, chunk
         self._segments = segments
         self.further: list[StageSegments] = []
-        """The rank's stages after its first (of which this is then one), in the order of use."""
+        """On a rank's first stage: the rank's other stages, in the order of use."""
         self._variants: dict[tuple[str, bool, bool, bool, bool], Variant] = {}
         self._buckets: dict[int, list[Bucket]] = {}
         self.like = stage.index
-        """The first stage that runs the same ops, if names do not matter: they share their segments."""
+        """Index of the first stage that runs the same ops, whose segments this one uses; its own index where there is none before it (`share_segments`)."""
 
     @property
     def tag(self) -> str:
-        """Sets the names of this stage's segments and buckets apart from those of other stages."""
+        """Prefix of the names of this stage's segments and buckets, which tells them from other stages'."""
         return f"stage{self.like}." if self.stage.count > 1 else ""
 
     @property
@@ -134,14 +134,14 @@ class StageSegments:
         return name
 
     def buckets(self, step: int) -> list[Bucket]:
-        """Its gradients as they travel in this step."""
+        """The stage's gradients in buckets, as step number `step` sends them."""
         if step not in self._buckets:
             self._buckets[step] = buckets_of(self.job, self.chunk.blocks, step, self.tag, self.stage.first)
         return self._buckets[step]
 
     @cached_property
     def units(self) -> dict[str, Unit]:
-        """What ZeRO-3 gathers together, by block."""
+        """By block name: the unit of parameters that ZeRO-3 gathers together, of which the block is a part."""
         return units_of(self.job, self.chunk.blocks, self.tag)
 
 
@@ -165,15 +165,18 @@ def stage_segments(
         kind.append(key if shared else (*key[:3], name))
         if own:
             found.append(templates[key])
+        elif short is not None and shared:
+            found.append(short.named(templates[key], name))
         else:
-            found.append(short.named(templates[key], name) if short is not None and shared else renamed(templates[key], name))
+            found.append(renamed(templates[key], name))
     if offloads:
         found = offload(job, found, sent_away(job.plan.memory, stage.blocks))
     return StageSegments(stage, Chunk(job, found, short, tuple(kind)), segments)
 
 
-def pair(stages: list[StageSegments]) -> None:
-    """Stages that run the same ops at the same place of their ranks' lines share their segments, where equal layers do."""
+def share_segments(stages: list[StageSegments]) -> None:
+    """Sets `like` of every stage. Stages that run the same ops, as the same chunk of their ranks, share one set of segments where equal layers share
+    their ops (with a `Shortener`)."""
     known: dict[object, int] = {}
     for stage in stages:
         if stage.chunk.short:

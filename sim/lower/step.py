@@ -21,7 +21,7 @@ from sim.lower.optimizer import modes
 from sim.lower.optimizer import step as optimizer
 from sim.lower.optimizer.owned import Share
 from sim.lower.short import Shortener
-from sim.lower.stage import StageSegments, pair, stage_segments, stages_of
+from sim.lower.stage import StageSegments, share_segments, stage_segments, stages_of
 from sim.lower.template import Templates
 from sim.memory.static import static_bytes
 from sim.model.parts import Network
@@ -77,12 +77,11 @@ def lower(
     templates: Templates = short.templates if short else {}
     stages = [stage_segments(job, stage, segments, templates, short) for stage in stages_of(job)]
     places = places_of(job)
-    kinds = list(
-        dict.fromkeys({id(place): place for place in places}.values())
-    )  # ranks share these: by id first, as to compare them is slow
+    objects = {id(place): place for place in places}.values()  # ranks share few objects: by id first, as hashing each rank's place is slow
+    kinds = list(dict.fromkeys(objects))
     for stage in stages[: job.size("pp")]:
         stage.further += [other for other in stages[job.size("pp") :] if other.stage.rank == stage.stage.rank]
-    pair(stages)
+    share_segments(stages)
     turns = microbatches_of(job, segments)
     names = {place: place.name for place in kinds}
     roles = {place.name: role(job, place, [s for s in stages if s.stage.rank == place.pp], segments, turns) for place in kinds}

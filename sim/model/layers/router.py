@@ -24,7 +24,7 @@ def router(share: Share, rows: int, hidden: int, spec: Moe) -> Part:
     small: list[Work] = [MemoryBound("scale", 4 * scores, 4 * scores, "fp32", scores)] * (1 if share.framework.compile else 3)
     small_grad = small[1:]
     if spelled_out(share):
-        small, small_grad = _sorted(share, rows, spec)
+        small, small_grad = _sorted(rows, spec)
         soft_grad = MemoryBound("softmax", 8 * scores, 4 * scores, "fp32", 2.0 * scores, 1, rows)
     part = linear(share, "moe.router", hidden, spec.experts, rows=rows, bias=spec.router_bias, low=False, stream=True, modules=3)
     join = elementwise("add", share, rows * hidden, 2 * share.e, share.e)  # gradients of router and experts meet
@@ -54,7 +54,7 @@ def spelled_out(share: Share) -> bool:
     return not (share.framework.elementwise.fused_activation or share.framework.compile)
 
 
-def _sorted(share: Share, rows: int, spec: Moe) -> tuple[list[Work], list[Work]]:
+def _sorted(rows: int, spec: Moe) -> tuple[list[Work], list[Work]]:
     """What torchtitan's TokenChoiceTopKRouter and TokenReorderer (models/moe/moe.py) run after top-k, an operator each: weights gathered, summed and
     divided by their sum; rows counted by expert (histc), their order (argsort) and tokens (// top-k), weights in that order. Backward: the
     weights back in place, the quotient's rule, and their place among the scores. fp32, indices of 64 bits.
