@@ -77,12 +77,12 @@ class Mesh(msgspec.Struct, frozen=True):
 
     @property
     def copies(self) -> int:
-        """Parts of the tp ranks of which each holds whole experts."""
+        """Groups of `etp` ranks among the tp ranks, each of which holds whole experts: tp / etp."""
         return self.size("tp") // self.etp if self.etp else 1
 
     @property
     def apart(self) -> bool:
-        """Experts have groups of their own: others than the dense parameters' hold the same."""
+        """Experts have process groups of their own, as the ranks that hold the same expert are not those that hold the same dense parameters."""
         return self.ep > 1 or self.copies > 1
 
     @property
@@ -95,7 +95,7 @@ class Mesh(msgspec.Struct, frozen=True):
         return "efsdp" if expert and self.apart else "fsdp"
 
     def size(self, axis: str) -> int:
-        """Ranks in one group of `axis`."""
+        """Ranks in one group of `axis`. Raises `UnknownName` for what is no axis."""
         size = self.sizes.get(axis)  # asked for very often
         if size is not None:
             return size
@@ -158,16 +158,17 @@ class Mesh(msgspec.Struct, frozen=True):
         return tuple(found)
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
-        """The ranks of `rank`'s group along `axis`, in group order (the order of their coordinates)."""
+        """The ranks of `rank`'s group along `axis`, in group order (the order of their coordinates). Raises `UnknownName`."""
         if axis in _EXPERTS:
             return self._expert_group(axis, rank)
         if axis in _WITHIN:
-            members, ways = (
-                (self._along(_INSIDE["fsdp"], rank), self.inner) if axis == "fsdp_inner" else (self._along(("cp",), rank), self.ulysses)
-            )
+            if axis == "fsdp_inner":
+                members, ways = self._along(_INSIDE["fsdp"], rank), self.inner
+            else:
+                members, ways = self._along(("cp",), rank), self.ulysses
             block, lane = divmod(members.index(rank), ways)
             return members[lane::ways] if axis == "cp_ring" else members[block * ways : (block + 1) * ways]
-        self.size(axis)
+        self.size(axis)  # raises for a name that is no axis
         return self._along(_INSIDE.get(axis, (axis,)), rank)
 
     def _expert_group(self, axis: str, rank: int) -> tuple[int, ...]:
@@ -200,5 +201,5 @@ class Mesh(msgspec.Struct, frozen=True):
 
 
 def peer_of(members: Sequence[int], rank: int, offset: int) -> int:
-    """Whom a message to `offset` places further on reaches: a group closes to a ring."""
+    """The rank that is `offset` places after `rank` in its group `members`, which is closed to a ring."""
     return members[(members.index(rank) + offset) % len(members)]
