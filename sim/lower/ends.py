@@ -38,14 +38,14 @@ def table(job: Job) -> int:
 
 
 def _shared(job: Job, holder: str) -> int:
-    """Elements of the weight of block `holder` that further blocks read."""
+    """Elements of the weight of block `holder` that other blocks read too."""
     block = dict(job.network.blocks)[holder]
     return next(iter(block.parts[_place(block)].tensors), 0)
 
 
 def readers(job: Job, chunks: Sequence[Blocks], ranks: Sequence[int]) -> dict[int, str]:
-    """Which ranks of the pipeline hold the shared table, with the first block of each that reads it; none where one rank has them all.
-    `ranks`: of each stage."""
+    """Pipeline rank -> its first block that reads the shared table, for every rank that holds a copy of it; {} where one rank holds all readers.
+    `ranks`: the pipeline rank of each stage in `chunks`."""
     found: dict[int, str] = {}
     for rank, chunk in zip(ranks, chunks, strict=True):
         first = reader(job.network, (chunk,))
@@ -55,15 +55,15 @@ def readers(job: Job, chunks: Sequence[Blocks], ranks: Sequence[int]) -> dict[in
 
 
 def with_copy(job: Job, blocks: Blocks, at: str) -> Blocks:
-    """A stage whose block `at` has a copy of the table, unless the table is its own."""
+    """The stage's blocks, of which `at` now holds a copy of the shared table (unchanged where it holds the table itself)."""
     if at == job.network.tied[0]:
         return blocks
     return tuple((name, _holding(block, table(job)) if name == at else block) for name, block in blocks)
 
 
 def with_sums(job: Job, chunks: Sequence[Blocks], ranks: Sequence[int]) -> list[Blocks]:
-    """The first block of each rank that reads a table, or a head's weight, with what joins its gradients where further blocks of the rank read it:
-    autograd adds each to those before it (torch/csrc/autograd/input_buffer.cpp, accumulate), a static graph calls AddN. Megatron's products add
+    """The stages' blocks with the kernels that sum gradients of a weight which several blocks of one rank read (a table, or a head's weight). They run in
+    the first such block: autograd adds each to those before it (torch/csrc/autograd/input_buffer.cpp, accumulate), a static graph calls AddN. Megatron's products add
     into the main gradient themselves."""
     if not job.train or job.flat_gradients:
         return list(chunks)
@@ -96,7 +96,7 @@ def _place(block: Block) -> int:
 
 
 def without_late(job: Job, block: Block) -> Block:
-    """The last block with what is left to its backward passes."""
+    """The last block without the share of its weight gradients that `late` runs at the end of the step."""
     count, at = deferred(job, block), _product(block)
     return _changed(block, at, wgrad=_rows(block.parts[at].wgrad, 1.0 - count / job.plan.microbatches)) if count else block
 
@@ -106,7 +106,7 @@ def _changed(block: Block, at: int, **fields: tuple[object, ...]) -> Block:
 
 
 def deferred(job: Job, block: Block) -> int:
-    """Micro-batches whose weights' gradient of the head waits for the end of the step."""
+    """Number of micro-batches whose weight gradient of the head is computed at the end of the step."""
     return _put_off(job.plan, job.network, job.framework, block) if job.schedule in _PUTTING_OFF else 0
 
 
@@ -123,8 +123,8 @@ def _put_off(plan: Plan, network: Network, framework: Framework, block: Block) -
 
 
 def held_back(plan: Plan, network: Network, framework: Framework, rank: int) -> int:
-    """Bytes that wait with them on pipeline rank `rank`, when most do: the gradient of the logits, and what the head has read, of which
-    under sequence parallelism each rank keeps its slice (embedding_activation_buffer and grad_output_buffer in layers.py)."""
+    """Most bytes that pipeline rank `rank` keeps for deferred weight gradients of the head: the gradients of the logits, and the head's inputs, of which
+    under sequence parallelism each rank keeps a slice (embedding_activation_buffer and grad_output_buffer in layers.py)."""
     p, (_, block) = plan.parallel, network.blocks[-1]
     if p.pp == 1 or rank != p.pp - 1 or name_of(p) not in _PUTTING_OFF:
         return 0
@@ -148,7 +148,7 @@ def _multiplies(part: Part) -> bool:
 
 
 def exchange(job: Job, rank: int, ring: Sequence[int]) -> list[Op]:
-    """The ranks of the pipeline in `ring`, of which `rank` is one, sum their gradients of the table."""
+    """All_reduce of the shared table's gradients over the pipeline ranks in `ring`, as sends and receives of pipeline rank `rank`; [] where it has none."""
     elements = table(job)
     if not ring or not elements or not job.train:
         return []
@@ -171,7 +171,7 @@ def exchange(job: Job, rank: int, ring: Sequence[int]) -> list[Op]:
 
 
 def late(job: Job) -> list[Op]:
-    """The weights' gradients of a head of its own that waited, on the last stage after its last backward."""
+    """The deferred weight gradients of an untied head, on the last stage after its last backward."""
     name, block = job.network.blocks[-1]
     count = deferred(job, block)
     if not count:

@@ -17,13 +17,13 @@ from sim.lower.template import BlockOps, Ops, PartOps, Template
 from sim.program import LATER
 
 Pieces = list[tuple[PartOps, Ops]]
-"""Runs of ops, each with the part that it ends with."""
+"""(part, ops) for each run of ops, in order; the run ends with the ops of that part."""
 Loose = tuple[PartOps, list[Ops]]
-"""A part with runs of ops that belong to it."""
+"""(part, its runs of ops): recomputation, casts of weights, kernels, accumulation of gradients."""
 
 
 class Chunk(NamedTuple):
-    """A stage's piece of the model, lowered. `kind`: the template of each block, which says what runs."""
+    """The blocks of one pipeline stage, lowered. `kind`: for each block the key of its template; blocks with equal keys run equal ops."""
 
     job: Job
     blocks: list[BlockOps]
@@ -32,7 +32,7 @@ class Chunk(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """A pass, and what differs between those of one stage's micro-batches."""
+    """One pass over a stage, and in what it differs from the passes of the stage's other micro-batches."""
 
     base: Literal["fwd", "bwd", "wgrad"]
     """Forward, backward (whole, or of the input alone), or the gradients of weights alone."""
@@ -40,25 +40,25 @@ class Variant(NamedTuple):
     gathers: bool = False
     """A forward that gathers parameters which later ones reuse."""
     narrows: narrow.When = ""
-    """Which 8-bit weights it makes."""
+    """Which 8- or 4-bit copies of weights it makes (`sim.lower.narrow.When`)."""
     how: Way = ""
-    """How its gradients join those of micro-batches before."""
+    """How its gradients are accumulated with those of earlier micro-batches (`sim.lower.accumulate.Way`)."""
     sync: Literal["", "sync", "sync0"] = ""
-    """Gradients leave with it: in the buckets of any step, or of the first."""
+    """Gradients are sent from this pass: "sync" in the usual buckets, "sync0" in those of the first step; "": not in this pass."""
     later: bool = False
-    """Not the first of its step, where that costs another time (`sim.program.LATER`)."""
+    """Not the first pass of its step, where later passes cost something else (`sim.program.LATER`)."""
     beside: bool = False
     """Other stages' parameters travel meanwhile."""
 
     @property
     def name(self) -> str:
-        """Of its segment: all of it spelled out."""
+        """Name of the pass's segment, from all fields that are not the default."""
         flags = ("input" * self.input_only, "gather" * self.gathers, "narrow" * (self.narrows == "once"), self.how, self.sync)
         return ".".join([self.base, *filter(None, flags)]) + LATER * self.later + ".beside" * self.beside
 
 
 def alone(chunk: Chunk, variant: Variant) -> Ops:
-    """A pass beside which nothing runs."""
+    """The ops of a pass while no messages of data parallelism run."""
     line = list(zip(chunk.kind, chunk.blocks, strict=True))
 
     def blocks() -> list[Ops]:
@@ -71,19 +71,19 @@ def alone(chunk: Chunk, variant: Variant) -> Ops:
 
 
 def beside(chunk: Chunk, variant: Variant) -> Ops:
-    """A pass beside which other stages' parameters travel."""
+    """The ops of a pass while parameters of the rank's other stages are gathered."""
     pieces = forward(chunk, variant) if variant.base == "fwd" else [ops for _, ops in backward(chunk, variant)]
     return tuple(op for ops in pieces for op in ops)
 
 
 def forward(chunk: Chunk, variant: Variant) -> list[Ops]:
-    """Each block's forward, beside which parameters travel."""
+    """The forward ops of each block, while parameters are gathered."""
     return [_line(chunk, kind, block, variant, True) for kind, block in zip(chunk.kind, chunk.blocks, strict=True)]
 
 
 def backward(chunk: Chunk, variant: Variant, cuts: Collection[tuple[str, str]] = ()) -> Pieces:
-    """Backward beside which gradients travel, last part first: part by part, or in short block by block, where a piece ends with each
-    (block, part) of `cuts`."""
+    """Backward while gradients are reduced, last part first. One piece for each part; with a `Shortener` one for each block, cut further so that a piece
+    ends at each (block, part) of `cuts`, where a bucket is complete."""
     ends: dict[str, set[str]] = {}
     for block_name, part_name in cuts:
         ends.setdefault(block_name, set()).add(part_name)

@@ -48,7 +48,7 @@ class BlockOps(NamedTuple):
 TEMPLATE = "~"
 """Name of a block that stands for all layers of its kind until they are `renamed`."""
 Template = tuple[int, bool, bool, str]
-"""A kind of block: its id, whether it is recomputed, whether it is the network's first, its name where it is no layer among others."""
+"""A kind of block: (id() of the block, whether it is recomputed, whether it is the network's first, its own name; "" for layers, which share one)."""
 Templates = dict[Template, BlockOps]
 
 

@@ -26,26 +26,28 @@ class GroupShape(msgspec.Struct, frozen=True):
     """Members on one node (the most)."""
     arch: str
     link: str
-    """NVL (NVLink or xGMI), NET inside a node never; PIX, PXB, PHB, SYS: PCIe."""
+    """How neighbours inside a node are joined, in NCCL's words: NVL, NVB (NVLink or xGMI), PIX, PXB, PHB, SYS (PCIe); NET where each node has one member."""
     intra: float
-    """Per GPU, to its peers inside the node."""
+    """Bytes/s of one GPU to its peers inside the node."""
     switched: bool
     """All peers are reached at the full rate (NVSwitch), and the switch can reduce (sm90 and later)."""
     inter: float
-    """All NICs of the group's members on one node together, while its siblings use theirs."""
+    """Bytes/s of all NICs of the group's members on one node together, while sibling groups use their NICs; 0 on one node."""
     efa: bool
     """The NICs are AWS's EFA."""
     spread: float
     """Share of `inter` that is left while every node sends to every other: an oversubscribed fabric carries less."""
     intra_links: tuple[str, ...]
-    """Of the way from a member to its nearest peer inside a node."""
+    """Links on the path from a member to its nearest peer inside a node."""
     member_links: tuple[str, ...]
     """Those that the group's flow takes inside a node: behind a switch each member's to it and from it, over PCIe those of every hop of the
     ring (a memory bus as often as it is crossed), else `intra_links`."""
     inter_links: tuple[str, ...]
     """Cables that one NIC's flow takes: to the next node, and over the spines where the ring closes. The first is the NIC's own."""
     neighbour_latency: float
+    """Seconds of latency of one hop between neighbours inside a node (over PCIe of the shortest)."""
     network_latency: float
+    """Seconds of latency from one node to the next (the longest, where nodes differ); 0 on one node."""
     amd: bool = False
     """The hosts have AMD CPUs, whose posts to the NIC take longer (NCCL's tuner)."""
     staged: bool = False
@@ -53,11 +55,12 @@ class GroupShape(msgspec.Struct, frozen=True):
     sockets: bool = False
     """The NICs are Ethernet without RDMA, or GPUDirect-TCPX: NCCL's socket transport."""
     nearest: float = 0.0
-    """Per GPU, to its nearest peer inside the node: the GPU's own link, where `intra` is the ring's slowest hop."""
+    """Bytes/s of one GPU to its nearest peer inside the node: its own link, while `intra` is the slowest hop of the ring."""
     exchange: float = 0.0
-    """Seconds, for each byte of a slice, that the most loaded link of a node without a switch takes while every member sends a slice to every other."""
+    """all_to_all inside a node without a switch: seconds that its most loaded link takes for each byte of a slice, where every member sends one slice to
+    every other."""
     pair_links: tuple[tuple[str, int], ...] = ()
-    """Links of such a node, with how many slices cross each meanwhile."""
+    """(link, number of slices that cross it) in such an all_to_all."""
     crossing: float = 1.0
     """Share of `inter` that rings and trees keep on the narrowest cable between the nodes. (Fewer spines leave it whole where one flow for each
     rail leaves a leaf, as of a ring in the order of the nodes.)"""
@@ -66,7 +69,7 @@ class GroupShape(msgspec.Struct, frozen=True):
     clock: float = 0.0
     """The GPUs' boost clock in Hz; 0: not known."""
     last: tuple[int, float] = (0, 0.0)
-    """Members and NICs (as `inter`) of the node that is the last to have sent a slice of each of its members to every rank elsewhere."""
+    """(members, bytes/s of their NICs as `inter`) of the node that takes longest to send a slice of each of its members to every rank on other nodes."""
 
 
 def group_shape(topology: Topology, ranks: tuple[int, ...], siblings: int = 1) -> GroupShape:
