@@ -1,4 +1,4 @@
-"""What plays one rank of a program, on whatever device: `inline` on a CPU, `streams` on a GPU."""
+"""The interface of what plays one rank of a program on a device: `inline` implements it on a CPU, `streams` on a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sim.program import Call, Op
 
 
 class Beside(Protocol):
-    """A CPU thread of the program beside the host's."""
+    """A CPU thread of the program other than the training thread."""
 
     thread: str
 
@@ -25,8 +25,8 @@ class Player(Protocol):
     def run(
         self, ops: list[tuple[Call, Op]], turn: int, watched: bool = True
     ) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
-        """One pass: (start, end, issued) of each op in order, and (step, time) at the end of each step. Without `watched` the ops need not
-        be there, where finding their times would change the step's."""
+        """One pass: (start, end, issued) of each op in order, and (step, time) at the end of each step. With `watched` = False
+        the times of ops may be left out (an empty list), where taking them would make the step longer."""
         ...
 
     def serve(self, turns: int) -> Sequence[Beside]:

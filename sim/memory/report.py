@@ -62,15 +62,15 @@ memory is at most in the mean of a publication (README), all is taken."""
 
 
 class Fill(msgspec.Struct, frozen=True):
-    """What a plan takes of the device that it fills most, in bytes."""
+    """Memory of the device that the plan fills most, in bytes."""
 
     peak: int
     needed: int
     """Tensors and context: what the allocator cannot give back before it fails. The rest of the peak is its slack."""
     available: int
-    """0 where it is not known."""
+    """Memory of the device; 0 where it is not known."""
     nearly_full: bool
-    """It fits, and may fail all the same: by the error of these figures, an uneven step, or for want of a hole that is large enough."""
+    """It fits, but may still run out of memory: by the error of these figures, an uneven step, or fragmentation."""
 
     def __str__(self) -> str:
         if not self.available:
@@ -101,7 +101,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     """CUDA context, buffers of NCCL and of TransformerEngine's overlap."""
     stage: int = 0
-    """Pipeline rank that this is."""
+    """The pipeline rank that the figures are of."""
     remedies: tuple[str, ...] = ()
 
     @property
@@ -118,7 +118,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.reserved + self.context
 
     def check(self, devices: Devices, remedies: bool = True) -> DoesNotFit | None:
-        """None where it fits; a device whose memory is not known (0) fits everything. `remedies`: were any looked for?"""
+        """None where it fits; a device whose memory is not known (0) fits everything. `remedies` = False: the answer says that none were searched."""
         device = _of_stage(devices, self.stage)
         if device is None or not device.memory or self.peak <= device.memory:
             return None

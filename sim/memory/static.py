@@ -1,4 +1,4 @@
-"""Bytes of a rank that its parameters bring, whatever is in flight: themselves, gradients, optimizer, and what is gathered for use.
+"""Bytes on a rank that do not depend on the micro-batches in flight: parameters, gradients, optimizer state, and what is gathered for use.
 
 By dtype, master copy and ZeRO level (Rajbhandari et al. 2020, section 5); gathered parameters and unsharded gradients of FSDP.
 """
@@ -25,7 +25,8 @@ from sim.work import BYTES
 
 
 def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tuple[Blocks, ...]) -> dict[str, int]:
-    """Parameters, gradients, optimizer, gathered; and `step`, the optimizer's intermediates."""
+    """Bytes by kind on the rank that holds `chunks` (its pipeline stages): parameters, gradients, optimizer, gathered (FSDP's gathered parameters, DDP's
+    buckets, 16-bit copies), and `step`, what lives only during the optimizer step."""
     mesh = mesh_of(plan)
     zero, _ = sharding_of(plan, framework)
     stored = 4.0 if framework.precision.autocast else BYTES[framework.precision.param_dtype]
@@ -69,12 +70,12 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
 
 
 Sort = tuple[bool, bool, float]
-"""(of an expert, frozen, bytes of an element that lies in a form of its own or 0)."""
+"""(is an expert's, is frozen, bytes of an element as of `Part.stored`)."""
 
 
 def counts(network: Network, chunks: tuple[Blocks, ...], optimizer: str) -> dict[Sort, tuple[int, int]]:
-    """Elements of the parameters, and of their optimizer state, by sort, with the rank's own copy of a tied embedding (a V has both ends on one
-    rank)."""
+    """Sort -> (elements of parameters, elements of optimizer state) on the rank that holds `chunks`, with its copy of a tied embedding if the embedding
+    itself is on another rank (in a V both ends are on one rank)."""
     found: dict[Sort, tuple[int, int]] = {}
 
     def add(sort: Sort, elements: int, kept: int) -> None:
@@ -94,7 +95,7 @@ def counts(network: Network, chunks: tuple[Blocks, ...], optimizer: str) -> dict
 
 
 def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
-    """Each block once, with how often it stands there: equal layers are one block."""
+    """(block, how often it occurs) for each different block; equal layers are one object."""
     found: dict[int, tuple[Block, int]] = {}
     for block in blocks:
         found[id(block)] = (block, found[id(block)][1] + 1 if id(block) in found else 1)

@@ -43,7 +43,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     """Whole sequence length; a rank holds seq / cp of it."""
     documents: int = 1
-    """That are packed into a sequence: fused attention stays inside each."""
+    """Documents packed into each sequence; fused attention stays inside each document."""
     tp: int = 1
     sequence_parallel: bool = False
     cp: int = 1
@@ -67,7 +67,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     wgrad: tuple[Work, ...] = ()
     """Gradients of the weights: apart, since zero-bubble schedules move them."""
     narrowing: tuple[Work, ...] = ()
-    """What makes its 16-bit weights 8- or 4-bit, where products take them so: neither of `forward` nor of `backward`, as it may run once a step."""
+    """Kernels that make the 8- or 4-bit copies of 16-bit weights. Apart from `forward` and `backward`, as they may run once a step or in each pass."""
     cls: str = "other"
     """gemm attention norm activation elementwise embedding loss conv moe rnn regions."""
     tensors: tuple[int, ...] = ()
@@ -77,62 +77,64 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     tables: tuple[tuple[int, int], ...] = ()
     """The same of the model's ends: embeddings and the head, which Muon leaves alone."""
     whole: tuple[int, ...] = ()
-    """Elements of those `tensors` that every rank of tp has, and each finds a part of their gradient where it sees a part of the tokens, or of what
-    becomes of them: norms, routers, biases after a reduction."""
+    """Elements of those `tensors` that every tp rank holds whole, while each computes only a part of their gradient, from its part of the tokens or of the
+    columns: norms, routers, biases after a reduction."""
     expert: bool = False
     """Parameters live on one expert-parallel rank (gradients average over `edp`, not `grad`)."""
     frozen: bool = False
     """No gradient for the parameters (the base of LoRA)."""
     stored: float = 0.0
-    """Bytes of an element of its parameters, where they lie in a form of their own (packed in four bits); 0: in the plan's dtype."""
+    """Bytes of one parameter element where it is not stored in the plan's dtype (0.5: packed in four bits); 0: in the plan's dtype."""
     own_state: int | None = None
-    """fp32 numbers of optimizer state of parameters that its backward updates itself, so that no optimizer sees them; None: it updates none."""
+    """Where backward itself updates the parameters, so that no optimizer sees them: fp32 numbers of optimizer state; None: the optimizer updates them."""
     saved: int = 0
     """Bytes kept from forward to backward."""
     working: int = 0
     """Bytes that live only while the part runs forward or backward, beside what is saved; 0: the largest that one kernel needs."""
     ahead: int = 0
-    """Bytes that live at the fullest moment of its forward beside what it and the parts before it save (captured models)."""
+    """Captured models: bytes at the fullest moment of its forward beyond what it and the parts before it save."""
     seam: Seam = ""
-    """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel), and what each rank finds
-    of its gradient is reduced; tp.spread: gathered, too, but each rank finds all of the gradient, and keeps its own part; tp.copy: all ranks have
-    its input, and only the gradient is reduced; tp.reduce: after it, its output is reduced (row-parallel); tp.sum: after it, numbers of all
+    """Where parallelism communicates. tp.gather: before this part's forward, its input is gathered (column-parallel), and the ranks'
+    partial gradients of it are reduced; tp.spread: gathered, too, but each rank computes the whole gradient, and keeps its own slice; tp.copy: all
+    ranks have its input, and only the gradient is reduced; tp.reduce: after it, its output is reduced (row-parallel); tp.sum: after it, numbers of all
     tokens that need no gradient are summed; tp.columns: before it, the columns of its input are gathered, of all tokens; ep.dispatch / ep.combine: token exchange BEFORE / AFTER this part; cp.attention: keys and values travel; tp.loss: vocabulary-parallel loss;
     tp.embedding: vocabulary-parallel lookup; dp.features: before this part, features of all samples are gathered;
     dp.ring: the part is run on each other rank's features, which come in turn."""
     seam_bytes: int = 0
     """Size of that message: the whole (gathered) tensor for tp, cp and dp, this rank's part for ep and rings of dp."""
     seam_heads: tuple[int, ...] = ()
-    """cp.attention: bytes of this rank's queries, keys and values, where they change places with heads."""
+    """cp.attention by all_to_all: bytes of this rank's queries, keys and values, which are exchanged for whole sequences of fewer heads."""
     seam_weights: int = 0
     """ep.dispatch: bytes of the routing weights, where they travel in a message of their own."""
     seam_counts: int = 0
-    """ep.dispatch: bytes of the counts of rows that go before the rows, to know the sizes of what comes: a rank's own, or what all have gathered."""
+    """ep.dispatch: bytes of the row counts that are sent before the rows, so that each rank knows how many it receives: its own counts, or the gathered
+    counts of all ranks."""
     copies: int = 0
-    """ep: experts of each token, where it travels once to every node that holds one of them and is handed on there; 0: once for each."""
+    """ep: experts of each token, where a token is sent once to each node that holds any of them and forwarded inside the node; 0: once for each expert."""
     modules: int = 1
     """nn.Module calls that this part stands for (host time)."""
     views: int = 0
-    """Views that forward takes of its tensors beside its kernels, where they are many: calls without a launch, a node each in backward."""
+    """Views (reshape, transpose, slice) in forward, where they are many: each costs the host a call without a launch, and an autograd node in backward."""
     untracked: int = 0
     """Forward kernels that autograd has no node for."""
     native: int = 0
-    """Forward kernels that are torch's own operators among a framework's fused functions: their gradients need no Python."""
+    """Forward kernels that are torch's own operators beside a framework's fused functions: their backward runs without Python."""
     nodes: int = 0
-    """Autograd's nodes of these, where a loop calls them more than once; 0: one each."""
+    """Autograd nodes of the `native` kernels, where a loop calls them more than once; 0: one for each kernel."""
     recompute: bool = False
     """Recomputed under recompute = "selective"."""
     dropped: int = 0
-    """Of `saved`, the bytes that selective recomputation does without (the scores; q, k and v stay)."""
+    """Bytes of `saved` that selective recomputation does not keep (attention's scores; queries, keys and values stay)."""
     rope: bool = False
+    """The part rotates queries and keys."""
     normed: bool = False
-    """A linear that reads what the norm before it makes: a framework's own may hold that norm."""
+    """A linear that reads the output of the norm before it: some frameworks fuse the two into one module."""
     reads: bool = False
-    """The host reads a device value before it can launch this part (tokens of each expert): it waits for all queued compute."""
+    """The host must read a value from the device before it can launch this part (tokens of each expert), so it waits for all queued kernels."""
     read_bytes: int = 8
-    """Of what it reads."""
+    """Bytes of that value."""
     detached: bool = False
-    """Without autograd: under no_grad, or of frozen parameters before all that is trained. It has no backward."""
+    """Not in autograd's graph: under no_grad, or frozen with nothing trained before it. It has no backward."""
     shapeless: bool = False
     """Its shapes depend on the data: a compiler leaves it to Python, call by call."""
 
@@ -142,12 +144,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def narrow(self) -> int:
-        """Elements of its parameters, where products take them in 8 bits or 4; else 0."""
+        """Elements of its parameters if its products run in 8 or 4 bits; else 0."""
         return self.params if any(isinstance(work, (Gemm, GroupedGemm)) and BYTES[work.dtype] < 2 for work in self.forward) else 0
 
     @cached_property
     def factored(self) -> tuple[int, int]:
-        """(elements of all matrices and tables, their rows and columns): what factors of second moments stand for, and are."""
+        """(elements of all matrices and tables, sum of their rows and columns): what Adafactor's second moments stand for, and what it stores of them."""
         both = (*self.matrices, *self.tables)
         return sum(rows * columns for rows, columns in both), sum(rows + columns for rows, columns in both)
 
@@ -158,12 +160,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def still(part: Part) -> Part:
-    """Neither its parameters nor anything before it needs a gradient: it keeps nothing, and has no backward."""
+    """The same part where neither its parameters nor anything before it needs a gradient: it saves nothing, and has no backward."""
     return msgspec.structs.replace(part, frozen=True, detached=True, backward=(), wgrad=(), saved=0)
 
 
 def everywhere(part: Part) -> Part:
-    """Its parameters are whole on each rank of tp (`Part.whole`)."""
+    """The same part with its parameters whole on each rank of tp (`Part.whole`)."""
     return msgspec.structs.replace(part, whole=part.tensors)
 
 
@@ -176,9 +178,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     saved_input: int = 0
     """Bytes of the block's input: all that full recomputation keeps."""
     beside: int = 0
-    """Bytes of earlier results that it reads beside its input (an encoder's, in each layer of the decoder): pipelines hand them on."""
+    """Bytes of earlier results that it reads beside its input (the encoder's output, in each layer of a decoder): pipeline stages forward them."""
     chosen: int = 0
-    """Bytes of numbers that it reads so (sparse attention's choice of keys): they have no gradient that a pipeline would hand back."""
+    """Bytes that it also reads in this way and that have no gradient to send back (sparse attention's choice of keys)."""
 
     @cached_property
     def params(self) -> int:
@@ -191,7 +193,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def end(self) -> bool:
-        """It is an end of the network, an embedding or the head, and no layer."""
+        """True for the embedding and the head, False for layers."""
         return self.kind in ("embed", "head")
 
 
@@ -219,22 +221,22 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     sample_bytes: int = 0
     """Bytes of one sample as the step's input on the device."""
     whole_batches: bool = False
-    """Its data set hands out batches, not samples to be put together."""
+    """The data set yields whole batches, so nothing has to be collated from samples."""
     compares: tuple[str, ...] = ()
     """The axis of the mesh over which its loss compares the samples of a whole batch: by gathering features, or in a ring."""
     chain: bool = True
     """Each block reads the one before it alone; False: no pipeline can cut it."""
     end_layers: int = 0
-    """Layers that its first block, and its last, count as where a pipeline's stages are dealt out."""
+    """How many layers the first block, and the last one, each count as when layers are divided into pipeline stages."""
     tied: tuple[str, ...] = ()
     """Blocks that read one table of embeddings, first the one that has it: where a pipeline parts them, each rank with one of them has a copy,
     and the copies' gradients are summed."""
     heads: tuple[str, ...] = ()
     """Blocks that multiply by one head's weight which is no table of embeddings, first the one that has it: all on the last stage."""
     unseen: tuple[str, ...] = ()
-    """Ops of a captured module that count by the bytes that they move alone."""
+    """Names of a captured module's ops that have no cost model of their own: they are priced by the bytes that they move."""
     lent: bool = False
-    """Some of its blocks run on parameters that others hold (`sim.model.reference`, beside adapters)."""
+    """Some of its blocks run on parameters that belong to other blocks (`sim.model.reference`, beside adapters)."""
     captured: bool = False
     """Recorded from a module that ran, not described: its kernels are those that it launched."""
 

@@ -1,4 +1,4 @@
-"""How many steps must be simulated until each further one takes as long.
+"""How many steps must be simulated until every further step takes the same time.
 
 The period of a max-plus system is no less than that of any of its lanes (Baccelli et al., ch. 3). Where launches bind, the device first
 works off what it was behind by: until then its steps are shorter than what their thread spends. Where loaders bind, the first step may end
@@ -20,13 +20,13 @@ from sim.timeline.metrics import loaded_until, step_times, window
 from sim.trace import Span, Trace
 
 MOST = 24
-"""Steps that are simulated at most: by then what is left of the lead is little."""
+"""Steps that are simulated at most: by then the host's lead over the device is nearly used up."""
 _LOOKED = 8
-"""Steps up to which more are simulated where loaders' steps differ: what differs by then does so for good."""
+"""Where loaders make steps differ, more steps are simulated up to this number; steps that still differ then do so permanently."""
 _CLOSE = 1e-3
-"""Shorter by no more than this share is as long."""
+"""Two times count as equal if they differ by no more than this share."""
 _MOMENT = 1e-9
-"""Seconds: who waits no longer does not wait."""
+"""Seconds up to which a wait counts as none (rounding)."""
 
 
 class Simulated(Protocol):
@@ -56,14 +56,15 @@ S = TypeVar("S", bound=Simulated)
 
 
 def until_settled(simulated: Callable[[int], S], steps: int) -> S:
-    """What `simulated` makes of `steps` steps, or of as many more as it takes to settle."""
+    """The result of `simulated(steps)`; the number of steps is doubled until they have settled."""
     while not settled((found := simulated(steps)).program, found.pricer, found.step, found.trace):
         steps *= 2
     return found
 
 
 def settled(program: Program, pricer: Pricer, step: float, trace: Trace | None = None) -> bool:
-    """Is the program's last step, of `step` seconds, what every further one takes, or are there enough of them? `trace`: all of its steps."""
+    """Does every further step take `step` seconds as the program's last one does, or have `MOST` steps been simulated? `trace`: all simulated steps; None: not
+    known step by step."""
     least = max(host_seconds(program, pricer), loader_seconds(program, pricer)) * (1 - _CLOSE)
     more = 2 * stored(program) if program.device == "cpu" else 0  # until the store is full, and from it alone at the end
     return program.steps >= MOST + more or (step >= least and (trace is None or program.steps > _LOOKED + more or _level(trace)))
@@ -96,7 +97,7 @@ def _fed(span: Span) -> bool:
 
 
 def stored(program: Program) -> int:
-    """Steps whose batches loader processes keep in store at most."""
+    """For how many steps at most loader processes hold batches ready (the prefetch queue)."""
     found = 0
     for role in program.roles.values():
         calls = [call for thread, made in role.threads.items() if thread.startswith("loader") for call in made if call.segment == thread]
@@ -106,7 +107,7 @@ def stored(program: Program) -> int:
 
 
 def host_seconds(program: Program, pricer: Pricer) -> float:
-    """What the busiest training thread spends in the program's last step when it never waits."""
+    """Seconds that the busiest training thread works in the program's last step, without its waits."""
     found = 0.0
     for name, rank in _ranks(program).items():
         calls = [call.segment for call in program.roles[name].threads[HOST] if _last(program, call)]
@@ -116,9 +117,9 @@ def host_seconds(program: Program, pricer: Pricer) -> float:
 
 
 def loader_seconds(program: Program, pricer: Pricer, shares: Mapping[str, float] | None = None) -> float:
-    """What each loader process of the busiest rank spends for a step when it never waits: the batches of the last step, spread over them all; or
-    the thread that pins these, where that is more. On a GPU's host each process is as slow as all of them make each other; on CPU hosts, where
-    they share cores and buses moment by moment, nothing is shared. `shares`: what they have of resources that other programs' loaders fill, too."""
+    """Seconds that each loader process of the busiest rank works for one step, without its waits: the batches of the last step, divided among them; or the
+    seconds of the thread that pins the batches, where that is more. On a GPU's host each process is as slow as all of them make each other; on CPU hosts, where
+    they share cores and buses moment by moment, nothing is shared. `shares`: by resource, the share that other programs' loaders leave to these."""
     found = 0.0
     for name, rank in _ranks(program).items():
         threads = program.roles[name].threads

@@ -26,10 +26,11 @@ from topologies.errors import BadInput, SteptwinError, UnknownName
 from topologies.load import load_topology
 
 _LARGEST = 10_000_000
+"""Most points that a space may have."""
 _OWN = ("gpus", "on", "auto")
 """Keys of a space alone."""
 REST = "rest"
-"""Of data parallelism beside `gpus`: what the other axes leave, as where it is not said."""
+"""Value of a data-parallel axis beside `gpus`: all ranks that the other axes leave. It is also the default."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
