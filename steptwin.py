@@ -146,7 +146,7 @@ def sweep(plan: PlanLike, space: str | int | Mapping[str, Iterable[Any]], on: st
           say: Callable[[str], None] | None = None) -> Sweep:  # fmt: skip
     """Every plan of `"tp=1,2,4 pp=1..8 gpus=64"`, `{"tp": [1, 2, 4]}`, or of all sensible ones on so many GPUs (`512`, `"auto=512 nic.rate=200
     Gbit/s,400 Gbit/s"`). Results are kept in `file`
-    (SQLite; unsaid: one for each sweep in ./runs) and gone on with. `prices`: money per GPU-hour by machine, or a file of it; `every`: also what cannot be better, "short" or
+    (SQLite; default: one for each sweep in ./runs) and gone on with. `prices`: money per GPU-hour by machine, or a file of it; `every`: also what cannot be better, "short" or
     "whole"; `workers` processes, or joblib's `backend` at `address`; `say` is told how far it is. Raises `BadInput`."""
     from sim.files.planfile import read_plan
     from sim.planning.sweeps.auto import expanded
@@ -173,7 +173,7 @@ def explain(plan: PlanLike, on: Machine, *, edits: tuple[str, ...] = (), tries: 
 def capacity(plan: PlanLike, on: Machine, tokens: float | str, *, how: Reliability | None = None, checkpoint: float | str | None = None,
              prices: Prices | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
     """Days, GPU-hours, joules, money, goodput for `tokens` (15e12, "15T" or "50k samples"; samples for images). `how`: what fails how often; `checkpoint`:
-    seconds ("2 min") that one stalls training for (unsaid: the plan's own); `prices`: money per GPU-hour by machine, or a file of it. Raises `BadInput`."""
+    seconds ("2 min") that one stalls training for (default: the plan's own); `prices`: money per GPU-hour by machine, or a file of it. Raises `BadInput`."""
     from sim.files.planfile import load_plan
     from sim.planning.capacity.amounts import tokens_of
     from sim.planning.capacity.capacity import capacity as find

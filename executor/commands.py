@@ -13,7 +13,7 @@ from sim.verbs import PlanName
 from topologies.errors import BadInput
 from topologies.verbs import AsJson, Desk, PlanSets, Steps
 
-Folder = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files; unsaid: runs/PLAN")]
+Folder = Annotated[Path | None, typer.Option("--out", help="Folder for the run's files; default: runs/PLAN")]
 
 
 def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
@@ -104,15 +104,15 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
         steps: Steps = 30,
         as_json: AsJson = False,
         gpu: Annotated[bool, typer.Option("--gpu", help="The table of GPU plans: one GPU, all of the node, ranks that share one")] = False,
-        gpus: Annotated[int | None, typer.Option("--gpus", help="With --gpu: GPUs that may be used; unsaid: all of this node")] = None,
+        gpus: Annotated[int | None, typer.Option("--gpus", help="With --gpu: GPUs that may be used; default: all of this node")] = None,
         minutes: Annotated[
-            float | None, typer.Option("--minutes", help="With --gpu: no plan is begun later, unsaid: than 9; the next call goes on")
+            float | None, typer.Option("--minutes", help="With --gpu: start no plan after so many; default: 9. The next call continues")
         ] = None,
         device: Annotated[
-            str | None, typer.Option("--device", help="With --gpu: cpu walks the same way with tiny plans, without a GPU; unsaid: cuda")
+            str | None, typer.Option("--device", help="With --gpu: cpu runs the same table with tiny plans, without a GPU; default: cuda")
         ] = None,
         keep: Annotated[
-            Path | None, typer.Option("--keep", help="With --gpu: folder for summary and calibration; unsaid: reports/measured")
+            Path | None, typer.Option("--keep", help="With --gpu: folder for summary and calibration; default: reports/measured")
         ] = None,
     ) -> None:
         """Predicted against measured here: small plans of every kind.  Example: steptwin here ddp fsdp 1f1b"""

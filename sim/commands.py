@@ -203,7 +203,7 @@ def _collective(app: typer.Typer, desk: Desk) -> None:
         name: Annotated[str, typer.Argument(help=_COLLECTIVES)],
         on: On = "dgx-h100",
         bytes_: Annotated[str, typer.Option("--bytes", help="Largest size of the table")] = _LARGEST,
-        ranks: Annotated[int | None, typer.Option(help="The first so many ranks take part; unsaid: all")] = None,
+        ranks: Annotated[int | None, typer.Option(help="How many ranks take part, the first ones; default: all")] = None,
         algorithm: Annotated[str, typer.Option(help=_ALGORITHMS)] = "auto",
         set_: MachineSets = None,
         fail: Fail = None,

@@ -73,7 +73,7 @@ class Parallel(Section, frozen=True, kw_only=True):
     """all_to_all+p2p: neighbours of cp that exchange heads (the first of Megatron-Core's hierarchical_context_parallel_sizes)."""
     ep: Count = 1
     etp: Count | None = None
-    """Tensor parallelism inside experts; unsaid: 1 when ep > 1, else tp."""
+    """Tensor parallelism inside experts; default: 1 when ep > 1, else tp."""
     capacity: Capacity = 0.0
     """Expert capacity factor, at most 1000; 0 = dropless."""
     placement: str = "tp,cp,dp,pp"
@@ -109,7 +109,7 @@ class Memory(Section, frozen=True, kw_only=True):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations recomputed in backward: none, some modules of each layer, or whole layers."""
     recompute_modules: tuple[Module, ...] = ()
-    """selective: what of each layer, in Megatron-Core's words; unsaid: attention's core alone. op: all but the results of fused attention and of
+    """selective: what of each layer, in Megatron-Core's words; default: attention's core alone. op: all but the results of fused attention and of
     every second product (torchtitan)."""
     recompute_layers: Natural = 0
     """full: only so many layers of each stage (0 = all)."""
@@ -130,12 +130,12 @@ class Optimizer(Section, frozen=True, kw_only=True):
 
     name: Literal["sgd", "momentum", "adam", "adamw", "lamb", "muon", "lion", "adagrad", "lars", "ademamix", "adafactor"] = "adamw"
     implementation: Literal["for-loop", "foreach", "fused"] | None = None
-    """How the kernels are launched; unsaid: the framework's default."""
+    """How the kernels are launched; default: the framework's."""
     states: Literal["fp32", "bf16", "fp8"] | None = None
     """What moments are kept in, by fused updates alone (Megatron's precision-aware optimizer, which keeps 16 bits of fp32 parameters beside those in
-    bf16; 8-bit Adams); unsaid: as what they update."""
+    bf16; 8-bit Adams); default: as what they update."""
     clip: bool | None = None
-    """Gradient clipping by global norm; unsaid: the framework's default."""
+    """Gradient clipping by global norm; default: the framework's."""
     on: Literal["gpu", "cpu"] = "gpu"
 
 
@@ -163,11 +163,11 @@ class Comm(Section, frozen=True, kw_only=True):
     """How gradients travel."""
 
     bucket: int | None = None
-    """Gradient bucket in bytes, the first included; unsaid: as the framework cuts them (DDP: 25 MiB, the first 1 MiB)."""
+    """Gradient bucket in bytes, the first included; default: as the framework cuts them (DDP: 25 MiB, the first 1 MiB)."""
     overlap: bool = True
     """Gradient communication beside backward."""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    """What gradients travel in; unsaid: the framework's. FSDP2's MixedPrecisionPolicy(reduce_dtype), DDP's compress hooks, Megatron's
+    """What gradients travel in; default: the framework's. FSDP2's MixedPrecisionPolicy(reduce_dtype), DDP's compress hooks, Megatron's
     grad_reduce_in_fp32 (whose buffer then keeps them in it too)."""
     algorithm: Literal["auto", "ring", "tree", "nvls", "pat", "collnet", "hierarchical"] = "auto"
     """NCCL's algorithm for the collectives that it exists for; the others, and for `pat`, `collnet` and `hierarchical` groups inside a node

@@ -16,7 +16,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
 
     @app.command()
     def validate(
-        data: Annotated[Path | None, typer.Option(help="CSV in the columns of the published table; unsaid: the table that ships")] = None,
+        data: Annotated[Path | None, typer.Option(help="CSV in the columns of the published table; default: the table that ships")] = None,
         collectives: Annotated[bool, typer.Option("--collectives", help="The file holds timings of collectives")] = False,
         workers: Workers = 2,
         limit: Annotated[int | None, typer.Option(help="Only so many rows")] = None,

@@ -45,7 +45,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 def rank_correlations(outcomes: Iterable[Outcome], value: Callable[[Outcome], tuple[float, float]] | None = None) -> dict[str, float]:
     """Spearman's of (measured, predicted) in each "model on GPU" with enough different plans.
 
-    A plan measured more than once counts once, by the mean of its measurements. `value` gives (measured, predicted); unsaid: step times.
+    A plan measured more than once counts once, by the mean of its measurements. `value` gives (measured, predicted); default: step times.
     """
     value = value or (lambda o: (o.measured_s, o.predicted_s))
     found = {}

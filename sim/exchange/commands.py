@@ -25,7 +25,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         on: On = "dgx-h100",
         set_: Sets = None,
         calibration: Calibrated = None,
-        ranks: Annotated[str, typer.Option("--ranks", help="Write these ranks alone: 0,1,8; unsaid: all")] = "",
+        ranks: Annotated[str, typer.Option("--ranks", help="Write these ranks alone: 0,1,8; default: all")] = "",
         as_json: AsJson = False,
     ) -> None:
         """One step of a plan as a trace for each rank.  Example: steptwin chakra export gpt2-ddp8 --out runs/chakra"""
@@ -48,7 +48,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         prefix: Annotated[str, typer.Argument(help="PREFIX of PREFIX.0.et, PREFIX.1.et ...")],
         on: On = "dgx-h100",
         groups: Annotated[
-            Path | None, typer.Option("--groups", help="Communicator groups (JSON); unsaid: PREFIX.groups.json if it is there")
+            Path | None, typer.Option("--groups", help="Communicator groups (JSON); default: PREFIX.groups.json if it is there")
         ] = None,
         set_: MachineSets = None,
         calibration: Annotated[

@@ -46,7 +46,7 @@ class Communicators(Mesh, frozen=True):
 
 
 def load_traces(prefix: str | Path, groups: str | Path | None = None) -> Workload:
-    """Reads PREFIX.0.et, PREFIX.1.et ... and the communicators in `groups` (JSON: name -> ranks; unsaid: PREFIX.groups.json, if it is there).
+    """Reads PREFIX.0.et, PREFIX.1.et ... and the communicators in `groups` (JSON: name -> ranks; default: PREFIX.groups.json, if it is there).
 
     Raises `BadInput` for files that are missing, or cannot be used.
     """

@@ -76,7 +76,7 @@ def _line(struct: Any, path: str, key: str, value: Any, open_: dict[str, tuple[A
         yield f"{key} = {toml_value(value)}" + (f"  # {words}" if words else "")
     elif path in open_:
         found, why = open_[path]
-        said = f"{key} = {toml_value(found)}  # unsaid: {why}" if found is not None else f"{key}: unsaid, {why}"
+        said = f"{key} = {toml_value(found)}  # not set: {why}" if found is not None else f"{key}: not set, {why}"
         yield f"# {said}" + (f" ({words})" if words else "")
 
 

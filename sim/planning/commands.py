@@ -51,7 +51,7 @@ def _sweep(app: typer.Typer, desk: Desk) -> None:
             str, typer.Option("--every", help="Simulate also what cannot be better than another plan: short (ranks it), or whole")
         ] = "",
         out: Annotated[
-            Path | None, typer.Option("--out", help="SQLite file for the results, gone on with if it is there; unsaid: one for each sweep")
+            Path | None, typer.Option("--out", help="SQLite file for the results, continued if it exists; default: one for each sweep")
         ] = None,
         workers: Workers = 2,
         backend: Annotated[str, typer.Option(help="dask or ray, for an existing cluster")] = "",
@@ -201,18 +201,18 @@ def _capacity(app: typer.Typer, desk: Desk) -> None:
         set_: Sets = None,
         days: Annotated[float | None, typer.Option(help="Find the smallest cluster that finishes in so many days")] = None,
         mtbf_gpu: Annotated[
-            str, typer.Option("--mtbf-gpu", help="Mean time between failures of one GPU, or never; unsaid: Llama 3 405B's")
+            str, typer.Option("--mtbf-gpu", help="Mean time between failures of one GPU, or never; default: Llama 3 405B's")
         ] = "",
-        mtbf_node: Annotated[str, typer.Option("--mtbf-node", help="The same of one node; unsaid: GPUs alone fail")] = "",
+        mtbf_node: Annotated[str, typer.Option("--mtbf-node", help="The same of one node; default: only GPUs fail")] = "",
         restart: Annotated[str, typer.Option("--restart", help="From a failure to the first new step")] = "",
         checkpoint: Annotated[
-            str, typer.Option("--checkpoint", help="Stall of one checkpoint; unsaid: as the plan saves, or its bytes into the shared store")
+            str, typer.Option("--checkpoint", help="Stall of one checkpoint; default: the plan's own, or its bytes into the store")
         ] = "",
-        every: Annotated[str, typer.Option("--checkpoint-every", help="Time between checkpoints; unsaid: what costs least")] = "",
+        every: Annotated[str, typer.Option("--checkpoint-every", help="Time between checkpoints; default: the cheapest")] = "",
         spares: Annotated[
-            int | None, typer.Option("--spares", help="Nodes that stand by while failed ones are repaired; unsaid: always one more")
+            int | None, typer.Option("--spares", help="Nodes that stand by while failed ones are repaired; default: no limit")
         ] = None,
-        repair: Annotated[str, typer.Option("--repair", help="Until a failed node stands by again; unsaid: 4 h")] = "",
+        repair: Annotated[str, typer.Option("--repair", help="Time until a failed node is ready again; default: 4 h")] = "",
         seed: Annotated[int, typer.Option(help="Of the failures drawn")] = 0,
         prices: Prices = None,
         report: Report = None,

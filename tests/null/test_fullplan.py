@@ -52,14 +52,14 @@ def test_every_key_is_there_said_or_in_a_comment() -> None:
     for section, values in full_tree(Plan(model="llama3-8b")).items():
         for key in values if isinstance(values, dict) else (section,):
             assert any(line.removeprefix("# ").startswith((f"{key} = ", f"{key}:")) for line in text.splitlines()), key
-    assert "# compile = false  # unsaid: pytorch's default" in text and "# global = 1  # unsaid: micro x" in text
-    assert "# bucket: unsaid, DDP's 25 MiB, and 1 MiB for the first" in text and 'recompute = "none"  # none selective full' in text
+    assert "# compile = false  # not set: pytorch's default" in text and "# global = 1  # not set: micro x" in text
+    assert "# bucket: not set, DDP's 25 MiB, and 1 MiB for the first" in text and 'recompute = "none"  # none selective full' in text
 
 
 def test_what_is_said_in_comments_holds_when_it_is_said() -> None:
     """The comment's own sign taken away, the step is the same one."""
     plan = load_plan("llama3-8b-fsdp8")
-    lines = [line.removeprefix("# ") if "  # unsaid: " in line else line for line in full_plan(plan).splitlines()]
+    lines = [line.removeprefix("# ") if "  # not set: " in line else line for line in full_plan(plan).splitlines()]
     said = load_plan(tomllib.loads("\n".join(lines)))
     assert said != plan
     assert steptwin.predict(said, "dgx-h100").step_time_s == steptwin.predict(plan, "dgx-h100").step_time_s
@@ -69,7 +69,7 @@ def test_a_model_of_ones_own_and_a_model_that_is_not_here() -> None:
     plan = load_plan({"model": MODEL | {"moe": {"experts": 4, "top_k": 2, "ffn": 64}}, "parallel": {"dp_shard": 2, "ep": 2}})
     assert load_plan(tomllib.loads(full_plan(plan))) == plan
     away = Plan(model="away/config.json")
-    assert load_plan(tomllib.loads(full_plan(away))) == away and "# seq_len: unsaid, the model's usual length" in full_plan(away)
+    assert load_plan(tomllib.loads(full_plan(away))) == away and "# seq_len: not set, the model's usual length" in full_plan(away)
 
 
 @given(st.integers(0, 2**50))
@@ -111,7 +111,7 @@ def test_how_gradients_are_cut_is_said_as_the_framework_does_it() -> None:
         ("megatron-core", "Megatron's 40 million elements"),
         ("pytorch", "DDP's"),
     ):
-        assert f"# bucket: unsaid, {said}" in full_plan(Plan(model="llama3-8b", framework=framework))
+        assert f"# bucket: not set, {said}" in full_plan(Plan(model="llama3-8b", framework=framework))
     said = load_plan({"model": "llama3-8b", "comm": {"bucket": "25 MiB"}})
     assert 'bucket = "25 MiB"' in full_plan(said) and load_plan(full_tree(said)) == said != Plan(model="llama3-8b")
 

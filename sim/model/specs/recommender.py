@@ -25,7 +25,7 @@ class Dlrm(Spec, tag="dlrm", frozen=True, kw_only=True):
     dim: Count
     """Columns of all of them."""
     hot: tuple[Count, ...] = ()
-    """Rows of each table that a sample looks up and adds; unsaid: one."""
+    """Rows of each table that a sample looks up and adds; default: one."""
     table_optimizer: Literal["sgd", "adagrad", "rowwise-adagrad"] = "sgd"
     """What updates the tables inside backward; adagrad keeps a number for each of theirs, rowwise one for each row."""
     dense: Count = 13

@@ -148,7 +148,7 @@ def capacity(plan: Plan, on: str | Topology, tokens: float, *, how: Reliability 
              every: float | None = None, prices: dict[str, float] | None = None, seed: int = 0, edits: tuple[str, ...] = ()) -> Capacity:  # fmt: skip
     """Trains `tokens` tokens (samples for models without a sequence) with `plan` on `on`, after `edits` of it ("link.nvlink.rate=200 GB/s").
 
-    `checkpoint` is the stall of one checkpoint in seconds; unsaid: what the plan's own [output] stalls for, or else the sharded state written
+    `checkpoint` is the stall of one checkpoint in seconds; default: what the plan's own [output] stalls for, or else the sharded state written
     to the shared store (by one thread for each GPU: `sim.cost.place.SAVED`). How often checkpoints are made is found here (Daly's interval, or as often as
     asynchronous ones can be written or loaders make up for them), whatever the plan says, or `every` so many seconds.
     Raises `BadInput` when prices are given but not for this machine, and for tokens or a checkpoint that cannot be.

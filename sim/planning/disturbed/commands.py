@@ -20,7 +20,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
         plan: PlanName,
         on: On = "2x dgx-h100",
         fault: Annotated[
-            list[str] | None, typer.Option("--fault", help="fail=nic:n0/nic1, slow=r3:0.8, flap=nic:n0/nic1:0.3; unsaid: the usual ones")
+            list[str] | None, typer.Option("--fault", help="fail=nic:n0/nic1, slow=r3:0.8, flap=nic:n0/nic1:0.3; default: the usual ones")
         ] = None,
         set_: Sets = None,
         report: Report = None,

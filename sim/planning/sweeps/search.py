@@ -36,7 +36,7 @@ Point = dict[str, str]
 def search(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | None = None, *, trials: int = 200, seed: int = 0,
            workers: int = 1, backend: str = "", address: str = "", prices: Prices | None = None, edits: tuple[str, ...] = (),
            say: Say | None = None) -> Sweep:  # fmt: skip
-    """Looks at `trials` points of the space, those that `path` (unsaid: as a sweep's) holds already among them, and returns all rows, fastest first.
+    """Looks at `trials` points of the space, those that `path` (default: as a sweep's) holds already among them, and returns all rows, fastest first.
 
     Raises `BadInput` without optuna, for a missing price, or when nothing that was looked at is feasible.
     """

@@ -125,7 +125,7 @@ _APART = tuple(f"parallel.{name}" for name in ("pp", "zero", "dp_shard", "schedu
 def sweep(base: Plan, space: dict[str, tuple[str, ...]], on: str, path: Path | None = None, *, workers: int = 1, backend: str = "",
           address: str = "", prices: Prices | None = None, every: str = "", edits: tuple[str, ...] = (),
           say: Say | None = None) -> Sweep:  # fmt: skip
-    """Runs what `path` (unsaid: `store.default_file`) does not hold yet, and returns all rows, fastest first. `edits` are what-ifs on every machine.
+    """Runs what `path` (default: `store.default_file`) does not hold yet, and returns all rows, fastest first. `edits` are what-ifs on every machine.
 
     `every`: simulate also what cannot be better than another, "short" (as a sweep ranks its plans) or "whole". `backend` "" runs on local
     processes; "dask" or "ray" through joblib on a cluster at `address`. Raises `BadInput` when nothing of the space is feasible (`NoRoom`: for
