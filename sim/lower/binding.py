@@ -196,12 +196,12 @@ def _refuse_whole(job: Job) -> None:
     """FSDP gathers parameters of one dtype, for the block that holds them."""
     if job.zero >= 3 and job.network.stored_apart:
         raise Refused(
-            f'lora.base = "nf4" with zero = {job.zero}: weights packed in four bits are described whole on each rank. Set zero = 2 at most, or split '
+            f'lora.base = "nf4" with zero = {job.zero}: weights packed in four bits are supported only whole on each rank. Set zero = 2 at most, or split '
             "the layers (parallel.pp, parallel.tp), or leave lora.base out"
         )
     if job.zero >= 3 and job.network.lent:
         raise Refused(
-            f'task = "dpo" beside adapters with zero = {job.zero}: the weights that both passes run on are described whole on each rank. Set zero = 2 '
+            f'task = "dpo" beside adapters with zero = {job.zero}: the weights that both passes run on are supported only whole on each rank. Set zero = 2 '
             "at most, or split the layers (parallel.tp), or leave lora out of the [model] table"
         )
 

@@ -52,7 +52,7 @@ def check_rank(name: str, lora: Lora | None, hidden: int) -> None:
 
 
 def check_adapters(name: str, lora: Lora | None, hidden: int) -> None:
-    """Of other models than decoders: raises `BadInput` as `check_rank`, `Refused` for a base in four bits, which is described for decoders alone."""
+    """Of other models than decoders: raises `BadInput` as `check_rank`, `Refused` for a base in four bits, which is supported for decoders alone."""
     check_rank(name, lora, hidden)
     if lora is not None and lora.base:
-        raise Refused(f'{name}: lora.base = "{lora.base}" is described for decoders alone. Leave lora.base out')
+        raise Refused(f'{name}: lora.base = "{lora.base}" is supported for decoders alone. Leave lora.base out')

@@ -177,7 +177,7 @@ def test_states_and_messages_are_those_of_the_adapters(model: str) -> None:
 @pytest.mark.parametrize(
     ("model", "more", "error", "words"),
     [
-        ("flux.1-dev", {"lora": {"base": "nf4"}}, Refused, 'lora.base = "nf4" is described for decoders alone. Leave lora.base out'),
+        ("flux.1-dev", {"lora": {"base": "nf4"}}, Refused, 'lora.base = "nf4" is supported for decoders alone. Leave lora.base out'),
         ("flux.1-dev", {"lora": {"rank": 4096}}, BadInput, "lora.rank = 4096 is more than hidden = 3072"),
         ("dit-xl-2", {}, Refused, "has adapters for decoders, .*; dit-xl-2 is none of these .dit.. Use another model"),
     ],

@@ -76,7 +76,7 @@ def test_a_captured_module_has_no_fields(tmp_path: Path) -> None:
     [
         ({"activation": "swish"}, "Allowed: gelu, gelu_new, quick_gelu, relu"),
         ({"position": "absolute"}, "Allowed: rope, learned, alibi, none"),
-        ({"lora": {"targets": ["qvk"]}}, "Allowed: qkv, proj, up, down"),
+        ({"lora": {"targets": ["qvk"]}}, "Allowed: qkv, q, k, v, proj, up, down"),
         ({"family": "cnn", "arch": "unet"}, "Allowed: resnet, vgg, alexnet, inception-v3, ssd300, mask-rcnn, retinanet, cifar"),
     ],
 )

@@ -165,7 +165,7 @@ def test_autocast_casts_and_keeps_no_weights_in_four_bits() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"parallel": {"dp_shard": 8, "zero": 3}}, "zero = 3: weights packed in four bits are described whole on each rank"),
+        ({"parallel": {"dp_shard": 8, "zero": 3}}, "zero = 3: weights packed in four bits are supported only whole on each rank"),
         ({"precision": "fp8", "framework": "megatron-bridge"}, "unpacked to 16 bits, not to fp8"),
         ({"model": {"base": "mixtral-8x7b", "lora": {"base": "nf4"}}}, "experts in one tensor are none"),
     ],
