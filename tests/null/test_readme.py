@@ -61,3 +61,11 @@ def environment() -> dict[str, str]:
     import os
 
     return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def test_links_to_sections_lead_to_headings() -> None:
+    """As GitHub names them: small letters, hyphens for spaces, no commas."""
+    text = BLOCK.sub("", (ROOT / "README.md").read_text("utf-8"))
+    headings = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)}
+    links = re.findall(r"\]\(#([^)]+)\)", text)
+    assert len(links) >= 12 and set(links) <= headings
