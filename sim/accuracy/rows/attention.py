@@ -31,7 +31,7 @@ def attention_of(row: Row, cp: int, framework: str, assumed: list[str]) -> Any:
         flash is None
         and load_framework(framework).attention.implementation == "flash"
         and _before_flash(row)
-        and framework.startswith("pytorch")
+        and framework.startswith(("pytorch", "huggingface"))
     ):
         assumed.append("attention not stated: written out, as before FlashAttention")
         flash = False

@@ -24,7 +24,10 @@ _WIDE = 2048
 """From which width on encoders and encoder-decoders have billions of parameters (T5-3B is narrower, its layers wide inside)."""
 _TRAINED, _FROZEN = 16, 2
 """Bytes of a replica for each parameter: in 16 bits with its gradient, and three in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1); frozen."""
-_SHARED = {"pytorch": 3, "pytorch-amp": 3, "deepspeed": 3, "megatron-2021": 1, "megatron-2022": 1, "oneflow-gpt": 1, "oneflow": 1}
+_SHARED = {
+    **dict.fromkeys(("pytorch", "pytorch-amp", "huggingface", "huggingface-amp", "deepspeed"), 3),
+    **dict.fromkeys(("megatron-2021", "megatron-2022", "oneflow-gpt", "oneflow"), 1),
+}
 """What people turn to whose replicas are too large: FSDP in PyTorch; in Megatron-LM the distributed optimizer, in OneFlow
 ZeRO's first level (LiBai: train.zero_optimization)."""
 
@@ -78,9 +81,9 @@ def _shared(plan: Plan, topology: str, edits: tuple[str, ...], assumed: list[str
     if not memory or trained * setting.network.parameters <= memory * p.tp * p.pp:
         return plan
     _instead(assumed, "sharding not stated", f"ZeRO-{level}, for no device holds a replica")
-    framework = (
-        "pytorch" if plan.framework == "pytorch-amp" else plan.framework
-    )  # FSDP casts what it gathers (MixedPrecision), no autocast does
+    framework = plan.framework
+    if isinstance(framework, str):
+        framework = framework.removesuffix("-amp")  # FSDP casts what it gathers (MixedPrecision), no autocast does
     return msgspec.structs.replace(
         plan, framework=framework, parallel=msgspec.structs.replace(p, dp_shard=p.dp_replicate, dp_replicate=1, zero=level)
     )

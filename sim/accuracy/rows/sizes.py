@@ -146,7 +146,7 @@ def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, 
     if row.vp is None:
         most = _chunks(layers, pp) or _chunks(layers + 2, pp) or 1
         # Who runs a deep pipeline on hardly more micro-batches than stages interleaves, or half the step were bubble.
-        interleaves = framework.startswith(_INTERLEAVING) or (framework == "pytorch" and microbatches <= 2 * pp)
+        interleaves = framework.startswith(_INTERLEAVING) or (framework in ("pytorch", "huggingface") and microbatches <= 2 * pp)
         chunks = most if interleaves and microbatches % pp == 0 else 1
         assumed.append(f"interleaving not stated: {chunks} chunks per stage")
         return chunks

@@ -12,7 +12,7 @@ from tests.null.accuracy.test_spellings import row
     ("source", "stated", "framework"),
     [
         ("torchtitan-paper", "Megatron-LM", "megatron-lm"), ("torchtitan-paper", "DeepSpeed ZeRO-3", "deepspeed"), ("megatron-paper", "MaxText", "maxtext"),
-        ("nemo-blog", "HF Trainer", "pytorch"), ("torchtitan", "PyTorch", "torchtitan"), ("torchtitan", "PyTorch FSDP2", "torchtitan"), ("torchtitan", "", "torchtitan"),
+        ("nemo-blog", "HF Trainer", "huggingface"), ("torchtitan", "PyTorch", "torchtitan"), ("torchtitan", "PyTorch FSDP2", "torchtitan"), ("torchtitan", "", "torchtitan"),
         ("maxtext-docs", "in-house", "maxtext"), ("mlperf-training", "NeMo", "mlperf-nvidia-mcore"), ("mlperf-training", "torchtitan", "torchtitan"),
     ],
 )  # fmt: skip

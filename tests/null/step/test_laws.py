@@ -162,7 +162,7 @@ def test_more_noise_is_slower() -> None:
     calm = spread(plan, "h100-pcie-x8", 100, 0)
     assert spread(plan, "h100-pcie-x8", 100, 0, jitter=Jitter(slow_link=3)).mean > calm.mean
     assert spread(plan, "h100-pcie-x8", 30, 0, jitter=Jitter(length=0.8)).mean > calm.without
-    with pytest.raises(BadInput, match="sigma"):
+    with pytest.raises(BadInput, match="standard deviation"):
         spread(plan, "dgx-h100", jitter=Jitter(rank=5))
 
 
