@@ -1,4 +1,4 @@
-"""What is to happen when: time in order, without anything else that SimPy's processes bring.
+"""A queue of timed actions. It replaces SimPy's event heap where no SimPy processes are needed.
 
 Both engines tell `Sharing` the time through a `Clock`: the one that makes a trace by SimPy's environment (`sim.engine.environment`), the one
 that only wants to know when steps end by an `Agenda`.
@@ -24,12 +24,12 @@ class Clock(Protocol):
         ...
 
     def after(self, seconds: float, action: Action, *words: Any) -> None:
-        """Calls `action(*words)` in so many seconds."""
+        """Calls `action(*words)` after `seconds` of virtual time."""
         ...
 
 
 class Agenda:
-    """A heap of actions, run in order of time; those of one moment in the order in which they were asked for, as SimPy does."""
+    """A heap of actions, run in order of time. Actions of the same moment run in the order in which they were added, as in SimPy."""
 
     __slots__ = ("_heap", "_number", "now")
 
@@ -39,12 +39,12 @@ class Agenda:
         self._number = 0
 
     def after(self, seconds: float, action: Action, *words: Any) -> None:
-        """Calls `action(*words)` in so many seconds."""
+        """Calls `action(*words)` after `seconds` of virtual time."""
         self._number += 1
         heappush(self._heap, (self.now + seconds, self._number, action, words))
 
     def at(self, time: float, action: Action, *words: Any) -> None:
-        """Calls `action(*words)` at `time` (now, if that is past)."""
+        """Calls `action(*words)` at `time` (seconds). If `time` is not later than now, calls it at once."""
         if time <= self.now:
             action(*words)
             return
@@ -61,7 +61,7 @@ class Agenda:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without Python's search for cycles, which takes a sixth of a simulation's time: what a run makes lives to its end."""
+    """Switches Python's cyclic garbage collector off: it takes a sixth of a simulation's time, and what a run makes lives to its end."""
     collects = gc.isenabled()
     gc.disable()
     try:

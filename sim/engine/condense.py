@@ -1,12 +1,13 @@
-"""The inside of a segment, simulated once: a stretch of ops that meets nobody else becomes one op.
+"""Simulates the inside of a segment once: a stretch of ops that meets no other simulated rank becomes one op.
 
-Such a stretch (a stage's forward of one micro-batch with its tensor-parallel collectives, say) is a max-plus linear map of
-the clocks of host and stream, whatever lanes it uses inside: with D its time when launches are far ahead, H its launches' time and G its
-time from an idle start, stream' = max(stream + D, host + G) (see `fuse`). D and G are found by running the stretch alone. The
-map is exact while no collective from outside runs beside the stretch, or one runs beside all of it (which is found by running that, too);
-in between the stretch is taken as evenly spread. What its collectives lose to messages that cross their links is left out: less than 1e-3 of
-a step (`sim.engine.links.Links.contended`). A lane beside compute begins a stretch's first op when compute begins it, and not while the stretch before
-still computes: FSDP's first gather in each pass is exposed, 0.1 to 0.7 % of the steps of 16 layers and more, 1 to 3 % of four layers'.
+An example of a stretch is a stage's forward of one micro-batch with its tensor-parallel collectives. Whatever lanes it uses inside, it is
+a max-plus linear map of the clocks of host and stream. With D its time when launches are far ahead, H the time of its launches and G its
+time from an idle start: stream' = max(stream + D, host + G) (see `fuse`). D and G are found by running the stretch alone. The map is
+exact while no collective from outside runs beside the stretch, or while one runs beside all of it (that case is simulated, too); in
+between, the slowdown is taken as spread evenly over the stretch. What its collectives lose to messages that use the same links is left
+out: less than 1e-3 of a step (`sim.engine.links.Links.contended`). Another lane begins a stretch's first op when compute begins the
+stretch, and not while the stretch before still computes. So FSDP's first all-gather in each pass is exposed: 0.1 to 0.7 % of the steps of
+16 layers and more, 1 to 3 % of those of four layers.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from sim.program import COMPUTE, HOST, MEETING, MESSAGE, Op, Program
 
 _SLACK = 1 + 1e-12
 _LEAST = 4
-"""Ops that a stretch must have to be worth it."""
+"""A stretch of fewer ops stays as it is."""
 
 
 class Alone(NamedTuple):
     """A stretch run by itself from an idle start, in seconds."""
 
     compute: float
-    """When the compute lane has ended."""
+    """End of the last op on the compute lane."""
     end: float
-    """When all lanes have."""
+    """End of the last op on any lane other than the host's."""
     lost: float = 0.0
-    """What the compute lane's kernels took longer than they would without collectives beside them."""
+    """Seconds by which collectives beside them lengthened the compute lane's kernels."""
 
 
 def outside_events(program: Program, rank: int) -> frozenset[str]:
-    """Events that tie segments or threads of a rank together."""
+    """Events that tie segments or threads of a rank together: numbered ones, those that two threads name, and those that one segment
+    waits for and another records."""
     home: dict[str, str] = {}
     outside: set[str] = set()
     for thread, calls in program.threads(rank).items():
@@ -56,11 +58,15 @@ def outside_events(program: Program, rank: int) -> frozenset[str]:
 def stretches(
     ops: list[Priced], private: Callable[[Op], bool], outside: frozenset[str], rings: bool = False, stops: bool = False
 ) -> list[list[Priced]]:
-    """Cuts a segment into stretches that stand alone (two ops or more) and single ops that do not. `rings`: messages that a rank
-    exchanges with those it stands for may stand in a stretch, which leaves out what they lose to transfers beside it. `stops`: a stretch
-    may end with a copy that the thread waits for (counted tokens), whose gap a collective beside all of it is taken to stretch, too.
+    """Cuts a segment into stretches that stand alone (two ops or more) and single ops that do not.
 
-    Other copies beside a segment (offloading) hold its kernels up in ways that no stretch run by itself shows.
+    `private(op)`: one simulated rank stands for all members of the op's group. `outside`: events of `outside_events`. `rings`: a stretch
+    may hold messages among ranks that are simulated as one; what these lose to other transfers is left out. `stops`: a stretch may end
+    with a copy that the thread waits for (counted tokens); a collective beside the whole stretch is taken to lengthen the gap of that
+    copy, too.
+
+    A segment with any other copy (offloading) is not cut into stretches: such copies hold up its kernels in ways that no stretch run by
+    itself shows.
     """
     if any(op.kind == "copy" and not (stops and op.blocking) for op, _ in ops):
         return [[one] for one in ops]
@@ -69,7 +75,7 @@ def stretches(
     def meets(op: Op) -> bool:
         return op.kind in MEETING and not (private(op) and (rings or op.kind == "collective"))
 
-    # What such a lane waits for must still hold up the message behind it.
+    # Ops on the lane of a message stay single: what the lane waits for must still hold up the message.
     shared = {op.lane for op, _ in ops if op.lane != COMPUTE and meets(op)}
     beside = [at for at, (op, _) in enumerate(ops) if op.kind == "collective" and op.lane != COMPUTE]
     if any(op.kind in MESSAGE and meets(op) for op, _ in ops[: beside[-1] if beside else 0]):
@@ -101,7 +107,8 @@ def _cut(ops: list[Priced], own: Callable[[Op], bool], bound: set[str]) -> list[
 
 
 def _inside(op: Op, own: Callable[[Op], bool], bound: set[str]) -> str:
-    """The class of stretch that the op may stand in; "" when it must stay alone, as where it is not the rank's `own`."""
+    """The class of the stretch that the op may join, "compute" or one of `APART`. "": it must stay alone, for example because it is not
+    `own`."""
     if op.kind == "sync" or op.event in bound or not own(op):
         return ""
     if op.kind == "host":
@@ -112,11 +119,12 @@ def _inside(op: Op, own: Callable[[Op], bool], bound: set[str]) -> str:
 def condense(
     part: list[Priced], alone: Callable[[list[Priced], bool], Alone], meeting: Callable[[Op], float], slow: float = 1.0
 ) -> list[Priced]:
-    """One op for a stretch; `alone(ops, beside)` runs ops by themselves from an idle start, or with a collective beside all of them that
-    slows kernels by `slow`; `meeting(op)` are a collective's seconds.
+    """Makes one op of a stretch, in a list. `alone(ops, beside)` runs ops by themselves from an idle start; with `beside`, next to a
+    collective that lasts through all of them and slows kernels by the factor `slow`. `meeting(op)`: a collective's seconds.
 
-    A stretch whose communication outlasts its compute stays as it is: the next op may run beside it. One that ends with a copy for which
-    the thread waits is an op that it waits for. Exposed are collectives between its kernels, and what kernels wait for those beside them.
+    A stretch whose communication outlasts its compute is returned as it is: the next op may run beside it. So is one that is too short. A
+    stretch that ends with a copy for which the thread waits becomes a blocking op. Exposed are collectives between its kernels, and the
+    time that kernels wait for collectives beside them.
     """
     device = [op for op, _ in part if op.kind in ("compute", "collective")]
     if len(part) < _LEAST or not any(op.kind == "compute" for op in device):
@@ -146,18 +154,18 @@ def condense(
 
 
 def _exposed(part: list[Priced], seconds: float, meeting: Callable[[Op], float]) -> float:
-    """Of a stretch's `seconds` with its launches far ahead, but what its kernels lose to collectives beside them, those in which it only
-    communicates: collectives between its kernels, and the time that these wait for others."""
+    """Seconds in which a stretch only communicates: collectives between its kernels, and the time that its kernels wait for other
+    collectives. `seconds`: the stretch with its launches far ahead, less what its kernels lose to collectives beside them."""
     between = sum(meeting(op) if op.kind == "collective" else cost.exposed for op, cost in part if op.lane == COMPUTE)
     kernels = sum(cost.seconds - cost.exposed for op, cost in part if op.kind == "compute" and op.lane == COMPUTE)
     last = max((at for at, (op, _) in enumerate(part) if op.kind == "collective"), default=len(part))
-    # What is done to the last message's result.
+    # Kernels on other lanes that work on the result of the last collective.
     kernels += sum(cost.seconds for op, cost in part[last:] if op.kind == "compute" and op.lane != COMPUTE)
     return min(max(between, seconds - kernels), seconds)
 
 
 def _unlaunched(op: Op, cost: Cost) -> Cost:
-    """The same work with its launches far ahead."""
+    """The cost of the same work with its launches far ahead: no host time is left."""
     if op.kind == "host":
         return Cost(0.0, cost.source)
     return Cost(cost.seconds, cost.source, cost.latency, cost.uses, slowed=cost.slowed, share=cost.share)

@@ -1,4 +1,5 @@
-"""What ranks that are simulated as one take of a link together: their equal ops run at the same time, and only one of them is seen."""
+"""What several ranks take of a link together when one of them is simulated for all: their equal ops run at the same time, but the
+simulation sees only one."""
 
 from __future__ import annotations
 
@@ -16,21 +17,23 @@ from sim.program import Op
 Beside = Callable[[int], Sequence[int]] | None
 CostOf = Callable[[int], Cost]
 Twin = Callable[[int], int | None]
-"""By which rank the op of another one goes; None where it is no twin."""
+"""(other rank) -> the rank under which its op is counted (for a collective the first of its group, so that a group counts once). None:
+its op is no twin."""
 
 
 class Crowds:
-    """Of the meetings of one run: the twins of each op on the machine where it begins."""
+    """The twins of each collective and message of one run. Twins are equal ops of ranks that are simulated as one and begin on the same
+    machine."""
 
     def __init__(self, world: int, near: Beside) -> None:
-        """`near`: the ranks that may take what a rank takes; None: all of `world`."""
+        """`near`: (rank) -> the ranks that may use the same resources; None: all of `world` may."""
         self._world, self._near = world, near
         self._known: dict[tuple[object, ...], tuple[float, ...]] = {}
-        """Of each link of a meeting, what all who are simulated as one take of it, over what one of them takes."""
+        """For each link of an op: what all twins together take of it, divided by what one of them takes. Empty: they share no link."""
 
     def beside(self, op: Op, rank: int, cost_of: CostOf, twin: Twin, capacity: Mapping[str, float]) -> Cost:
-        """What the op costs from `rank` on, beside the same op of its twins. While they want more than a link has, all are as slow as it
-        makes them."""
+        """The cost of the op as `rank` starts it, while its twins run at the same time. `cost_of(rank)`: the cost of one of them alone.
+        Where they want more than a link has, all of them slow down alike."""
         cost = cost_of(rank)
         if not cost.uses:
             return cost
@@ -51,7 +54,7 @@ class Crowds:
         )
 
     def _crowd(self, cost: Cost, rank: int, cost_of: CostOf, twin: Twin) -> tuple[float, ...]:
-        """Of each link that an op takes, what its twins take with it, over what it takes alone; empty where they share none."""
+        """For each link of the op: what all twins together take of it, divided by what one takes alone. Empty where they share no link."""
         near = self._near(rank) if self._near else range(self._world)
         same = {by: other for other in near if other < self._world and (by := twin(other)) is not None}
         if len(same) < 2:
@@ -62,7 +65,7 @@ class Crowds:
 
 
 def crowds_of(groups: Groups, near: Beside) -> Crowds:
-    """Those of these groups on this machine. Where one rank stands for each pipeline stage, plans that split their ranks alike share them."""
+    """The `Crowds` of these groups. Where one rank stands for each pipeline stage, plans that split their ranks alike share one object."""
     return _by_stage(groups, near) if groups is by_stage(groups.mesh) else Crowds(groups.mesh.world, near)
 
 

@@ -14,12 +14,13 @@ class Environment(simpy.Environment):
     """Virtual time, on SimPy's heap."""
 
     def after(self, seconds: float, action: Action, *words: Any) -> None:
-        """Calls `action(*words)` in so many seconds."""
+        """Calls `action(*words)` after `seconds` of virtual time."""
         self.schedule(_Due(action, words), delay=seconds)
 
 
 class _Due(simpy.Event):
-    """A call that is due. It cannot fail, and nobody asks for its value, so that it is made and over in half of a `Timeout`'s time."""
+    """An event that calls `action`. It cannot fail and nobody asks for its value, so making and processing it takes half as long as a
+    `Timeout`."""
 
     __slots__ = ("action", "callbacks", "words")
     _ok = True
@@ -33,4 +34,4 @@ def _call(due: Any) -> None:
 
 
 _CALLBACKS: list[Callable[[simpy.Event], None]] = [_call]
-"""Of every `_Due`: SimPy only reads it."""
+"""The callbacks of every `_Due`. All share one list, which SimPy only reads."""

@@ -1,9 +1,9 @@
-"""Which ranks do the same thing: they are simulated once.
+"""Finds ranks that do the same thing, so that one of them is simulated for all.
 
-Two ranks are equal when they play the same role, sit on equal places of a symmetric machine, and every group of
-theirs, and all that share something with them, hold the same mix of equal ranks. That is the coarsest equitable partition, found by refining
-colours until nothing changes (colour refinement; Paige and Tarjan 1987). When roles follow the pipeline coordinate alone, and all ranks sit
-alike, it is known at once: one rank per stage.
+Two ranks are equal when they have the same role and equal places on a symmetric machine, and when each of their groups, and all ranks
+that share a resource with them, hold the same mix of equal ranks. That is the coarsest equitable partition, found by refining colours
+until nothing changes (colour refinement; Paige and Tarjan 1987). When roles follow the pipeline coordinate alone, and all ranks of a
+stage have equal places, it is known at once: one rank per stage.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from sim.mesh import NEIGHBOURS, Mesh
 from sim.program import MEETING, Program
 
 _REFINE_LIMIT = 1 << 14
-"""Ranks up to which colours are refined."""
+"""With more ranks than this, colours are not refined."""
 _CLASSES = 128
-"""Kinds of ranks up to which each is simulated, where they differ by their neighbours alone: stages that share a node at their ends make every
-rank of them a kind of its own, whose steps differ by less than 1 % from those of one rank for each stage."""
+"""At most so many kinds of ranks are each simulated where they differ by their neighbours alone; with more, one rank stands for each
+stage. Where stages share a node at their ends, every rank is of a kind of its own, but steps differ by less than 1 % from those of one
+rank for each stage."""
 
 
 class Passage(NamedTuple):
@@ -52,22 +53,23 @@ class Places(NamedTuple):
     """(rank) -> a key that grows with the time that its groups take, where groups are placed on nodes in different ways. If one rank stands for a whole
     stage, it is the one with the largest key, since the others wait for it. None: all groups are placed alike."""
     free: Callable[[Sequence[str], Sequence[int]], int] | None = None
-    """Bits of their numbers in which ranks of one role are equal though their places differ, where they meet along these axes and each of
-    these ranks stands for those in its place."""
+    """(mesh axes along which ranks meet, ranks that stand for others) -> a bit mask of rank numbers: ranks of one role that differ in
+    these bits alone are equal though their places differ. None: there are no such bits."""
     slow: bool = False
     """Some ranks compute more slowly than others of their role, so one rank cannot stand for its whole stage."""
     crossing: Crossing | None = None
-    """Given where links between nodes may be too slow for all that use them at once."""
+    """None where links between nodes are fast enough for all that use them at once."""
 
 
 _PLACES = 16
-"""Places of an uneven node of which some may prove equal, at most."""
+"""With `Places.free`, colours may pass the limit by this factor during refinement, since places of an uneven node may prove equal at the
+end."""
 Symmetry = Places | bool
 """True: all ranks of a stage sit alike; False: each is simulated."""
 
 
 def alike(symmetry: Symmetry) -> bool:
-    """Do all ranks of a stage sit alike?"""
+    """Whether all ranks of a stage have equal places."""
     return symmetry if isinstance(symmetry, bool) else symmetry.alike
 
 
@@ -77,12 +79,14 @@ def beside(symmetry: Symmetry) -> Callable[[int], Sequence[int]] | None:
 
 
 def passages(symmetry: Symmetry, program: Program) -> Sequence[Passage]:
-    """What the program's meetings take between nodes; none where nobody lacks rate there, or it is not said."""
+    """The links between nodes that the program's collectives and messages use. Empty where these links are fast enough for all, or where
+    `symmetry` does not describe them."""
     return () if isinstance(symmetry, bool) or symmetry.crossing is None else symmetry.crossing(meets_along(program))
 
 
 def users_of(found: Sequence[Passage], colours: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Of each link who takes it, by purpose and the members' colours, as numbers."""
+    """Link -> its users, as a sorted tuple of numbers, one for each passage. Passages of the same purpose whose members have the same
+    colours have the same number."""
     numbers: dict[object, int] = {}
     users: dict[str, list[int]] = {}
     for purpose, members, links in found:
@@ -93,7 +97,7 @@ def users_of(found: Sequence[Passage], colours: Sequence[int]) -> dict[str, tupl
 
 
 def meets_along(program: Program) -> tuple[str, ...]:
-    """Axes along which ranks meet."""
+    """Mesh axes of more than one rank along which ranks run collectives or send messages."""
     groups = dict.fromkeys(op.group for ops in program.segments.values() for op in ops if op.kind in MEETING)
     return tuple(axis for axis in groups if program.mesh.size(axis) > 1)
 
@@ -120,7 +124,7 @@ def representatives(program: Program, symmetry: Symmetry) -> list[int]:
 
 
 def _slowest(stage: list[int], slowest: Callable[[int], tuple[tuple[int, ...], ...]]) -> list[int]:
-    """For each rank the one of its stage that all others wait for."""
+    """For each rank the one of its stage that all others wait for: the one with the largest key."""
     keys = [slowest(rank) for rank in range(len(stage))]
     found = {at: max((rank for rank, of in enumerate(stage) if of == at), key=keys.__getitem__) for at in set(stage)}
     return [found[at] for at in stage]
@@ -134,8 +138,8 @@ def _firsts(colours: list[int]) -> list[int]:
 
 @lru_cache(maxsize=8)
 def _refine(mesh: Mesh, role_of: tuple[str, ...], axes: tuple[str, ...], places: Places | None, most: int) -> list[int]:
-    """The first rank of each colour, for each rank; nothing where there are more colours than `most`. Asked for several times of one plan; `axes`:
-    those along which ranks meet."""
+    """For each rank the first rank of its colour, once colours are refined. Empty where there are more than `most` colours. `axes`: mesh
+    axes along which ranks meet. Cached, as one plan asks several times."""
     world = mesh.world
     groups = {axis: mesh.groups(axis) for axis in axes}
     kinds = [places.kind(rank) if places else 0 for rank in range(world)]
@@ -173,8 +177,9 @@ def _refine(mesh: Mesh, role_of: tuple[str, ...], axes: tuple[str, ...], places:
 
 
 def _lots(groups: Mapping[str, Sequence[tuple[int, ...]]], stands_for: Sequence[int]) -> list[object]:
-    """For each rank the groups of its that would be simulated as another one's, though ranks that stand for others are in both: only one of them would
-    be seen on its links, and who shares those of the other would not wait for it. Nothing where there are none."""
+    """For each rank a key that tells apart groups which would be simulated as one. Such groups have the same representatives, and each
+    holds one of these itself. The simulation would load the links of only one of the groups, and ranks that share links with the other
+    would not wait for it. Empty where there are no such groups."""
     found: list[list[object]] = [[] for _ in stands_for]
     apart = False
     for axis, of in groups.items():
@@ -190,7 +195,8 @@ def _lots(groups: Mapping[str, Sequence[tuple[int, ...]]], stands_for: Sequence[
 
 
 def _crossed(between: Sequence[Passage], colours: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
-    """Of each passage its members, and a number for its purpose and whom it shares each of its links with."""
+    """For each passage: its members, and a number. Passages have the same number if they have the same purpose and share their links with
+    the same mix of users."""
     users = users_of(between, colours)
     mixes = dict(zip(users, _number(list(users.values()))[0], strict=True))
     numbers = _number([(purpose, *(mixes[link] for link in links)) for purpose, _, links in between])[0]
@@ -198,15 +204,17 @@ def _crossed(between: Sequence[Passage], colours: Sequence[int]) -> list[tuple[t
 
 
 def _merged(found: list[int], role_of: tuple[str, ...], free: int, most: int) -> list[int]:
-    """For each rank the one that stands for it where the `free` bits of their numbers tell none apart; nothing where these are more than `most`."""
+    """For each rank the one that stands for it once ranks that differ in the `free` bits of their numbers alone are merged (if no two of
+    these differ in role). Empty where more than `most` ranks stand for others."""
     if all(role == role_of[rank & ~free] for rank, role in enumerate(role_of)):
         found = [found[rank & ~free] for rank in range(len(found))]
     return found if len(set(found)) <= most else []
 
 
 def _met(axis: str, inside: list[int]) -> list[tuple[int, ...]]:
-    """What each member of a group meets there. pp and rings of cp and dp exchange with neighbours: the others in order, from the member's own place on, since
-    the one behind a slow rank waits for it and the one before does not. Elsewhere the mix."""
+    """For each member of a group, the colours that it meets there. Along `NEIGHBOURS` (pp, rings of cp and dp) members exchange with
+    neighbours, so order counts: the colours from the member's own place on, since the rank behind a slow one waits for it and the one
+    before does not. Along other axes: the sorted mix."""
     if axis not in NEIGHBOURS:
         return [tuple(sorted(inside))] * len(inside)
     return [tuple(inside[place:] + inside[:place]) for place in range(len(inside))]

@@ -1,4 +1,4 @@
-"""Runs of launches and kernels as one op: exact, by max-plus algebra.
+"""Fuses runs of launches and kernels into one op each: exactly, by max-plus algebra.
 
 On (host, stream) an op is a linear map in max-plus algebra (Baccelli et al., Synchronization and Linearity, ch. 1): with
 H its host seconds, D its device seconds and G the time from issue to end on an idle stream,
@@ -20,7 +20,7 @@ from sim.program import HOST, Op
 
 Priced = tuple[Op, Cost]
 APART = ("optimizer", "output", "data")
-"""Classes that a breakdown counts apart: never fused with others."""
+"""Classes of ops that a breakdown lists separately, so they are never fused with other classes."""
 
 
 def fuse(ops: list[Priced], local: frozenset[int] = frozenset(), quiet: bool = False, slow: float = 1.0) -> list[Priced]:
@@ -51,7 +51,7 @@ def _kind(op: Op) -> str:
 
 
 class _Run:
-    """Ops that are fused so far, and what they compose to."""
+    """The ops of one run so far, and the cost of the op that they compose to."""
 
     __slots__ = ("begun", "beside", "device", "exposed", "host", "known", "lane", "late", "ops", "ready", "slow", "source")
 
@@ -64,7 +64,7 @@ class _Run:
         self.lane: tuple[str, bool] | None = None
 
     def takes(self, op: Op, cost: Cost) -> bool:
-        """Whether the op may follow without a gap that something beside it could stretch."""
+        """Whether the op may join the run: between them there must be no gap that something beside could stretch."""
         if _kind(op) != _kind(self.ops[-1][0]):
             return False
         if op.kind == "host" or self.lane is None:
@@ -97,7 +97,7 @@ class _Run:
     @property
     def cost(self) -> Cost:
         beside = self.beside if self.known else 0.0
-        host = self.ready - self.device if self.lane and self.lane[1] else self.host  # before the first of those that it waits for
+        host = self.ready - self.device if self.lane and self.lane[1] else self.host  # the host time before the first blocking op
         return Cost(self.device, self.source, host=host, ready=self.ready, slowed=beside, exposed=self.exposed, late=self.late)
 
 
@@ -113,8 +113,9 @@ def _composed(ops: list[Priced], slow: float) -> _Run:
 
 
 def span(ops: list[Priced], slow: float, beside: bool) -> float:
-    """Seconds of what runs on one lane, with the host's work between, from an idle start; `beside` a collective that never ends: of ops
-    whose launches are far ahead, and which it slows all alike unless they say themselves."""
+    """Seconds that ops of one lane take from an idle start, with the host's work between them. With `beside`, a collective runs beside
+    all of them and their launches are taken to be far ahead: all slow down by the factor `slow`, unless a cost says how long it takes
+    then (`Cost.slowed`)."""
     run = _composed(ops, slow)
     return (run.beside if run.known else run.device * slow) if beside else run.ready
 
@@ -122,7 +123,7 @@ def span(ops: list[Priced], slow: float, beside: bool) -> float:
 def _close(run: list[Priced], slow: float) -> list[Priced]:
     parts = [op for op, _ in run if op.kind != "host"]
     end = len(run)
-    while parts and parts[0].blocking and run[end - 1][0].kind == "host":  # host work after a blocking op is the host's alone
+    while parts and parts[0].blocking and run[end - 1][0].kind == "host":  # host work after the last blocking op stays outside
         end -= 1
     if end < 2 or not parts:
         return run

@@ -1,4 +1,4 @@
-"""Who is in which group, and which of the simulated ranks stands for whom."""
+"""The members of each group, and the simulated ranks that stand for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Key = tuple[object, ...]
 
 
 class Groups:
-    """Who is in which group, and which simulated ranks stand for them."""
+    """All groups of a mesh. `stands_for(rank)`: the rank that is simulated in its place."""
 
     def __init__(self, mesh: Mesh, stands_for: Callable[[int], int]) -> None:
         self.mesh, self.stands_for = mesh, stands_for
@@ -20,7 +20,7 @@ class Groups:
         self._represented: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def alone(self, rank: int) -> Groups:
-        """The groups of one rank that stands for every member of them."""
+        """The same groups where `rank` stands for every member of them."""
         found = Groups(self.mesh, lambda _: rank)
         found._members = self._members
         return found
@@ -44,7 +44,7 @@ class Groups:
         return peer_of(self.members(op.group, rank), rank, op.peer)
 
     def pair(self, op: Op, rank: int) -> Key:
-        """What a send shares with its receive: group, ends and direction."""
+        """A key that a send and its receive have in common: group, sender, receiver and offset. Both ranks are simulated ones."""
         size = len(self.members(op.group, rank))
         other = self.stands_for(self.peer_of(op, rank))
         if op.kind == "send":
@@ -53,14 +53,14 @@ class Groups:
 
 
 def groups_of(mesh: Mesh, stands_for: Sequence[int]) -> Groups:
-    """The groups of ranks of which `stands_for` tells, for each, the one that is simulated in its place. Where that is the first of each
-    pipeline stage, they are the same for all plans with this mesh, and what is known of them is kept."""
+    """The groups of a mesh. `stands_for[rank]`: the rank that is simulated in its place. Where that is always the first rank of the
+    pipeline stage, all plans with this mesh share one `Groups` and what it has found."""
     staged, ranks = _by_stage(mesh)
     return staged if stands_for == ranks else Groups(mesh, stands_for.__getitem__)
 
 
 def by_stage(mesh: Mesh) -> Groups:
-    """The groups where one rank stands for all of its pipeline stage."""
+    """The groups where the first rank of each pipeline stage stands for the whole stage. Kept by mesh."""
     return _by_stage(mesh)[0]
 
 

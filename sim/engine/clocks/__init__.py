@@ -1,1 +1,1 @@
-"""Steps' ends without a trace, through an agenda: for all programs."""
+"""The engine without a trace, for all programs: an agenda of timed actions finds when each step ends."""

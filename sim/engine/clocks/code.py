@@ -1,4 +1,5 @@
-"""Priced ops as instructions for `run`: what a thread needs to know of each op, looked up once for each rank and segment."""
+"""Turns priced ops into instructions for `sim.engine.clocks.run`: all that a thread must know of an op, looked up once for each rank and
+segment."""
 
 from __future__ import annotations
 
@@ -27,15 +28,16 @@ from sim.program import COMPUTE, EVENTS, HOST, MEETING, MESSAGE, Op
 
 
 class Assembler:
-    """Makes code for the ranks of one run; `lane(rank, name)` comes from the ranks' states."""
+    """Makes the instructions of the ranks of one run. The lanes are those of each rank's `State`."""
 
     def __init__(self, prices: Pricing, idle: frozenset[str] = frozenset()) -> None:
-        """`idle`: resources that never bind, so that nothing needs to be known of them."""
+        """`idle`: resources that never limit an op, so that instructions leave them out."""
         self._prices, self._idle = prices, idle
         self._seats = Seats[Arrival](prices.groups)
 
     def code(self, state: State, thread: str, ops: list[Priced]) -> Code:
-        """The instructions of one segment, as `thread` of `state`'s rank runs them."""
+        """The instructions of one segment, as `thread` of `state`'s rank runs them. Clears `state.settled` and `state.ordered` where a
+        collective beside compute requires it."""
         eager = True
         if any(self._beside(op) for op, _ in ops):
             eager, state.settled = False, state.slow == 1.0
@@ -43,8 +45,8 @@ class Assembler:
         return [self._one(state, thread, op, cost, eager) for op, cost in ops]
 
     def _anchored(self, ops: list[Priced]) -> bool:
-        """Does each collective beside compute wait for what the compute lane has run up to a record of this very segment? Then it
-        begins after every kernel of the segments before."""
+        """Whether the lane of each collective beside compute first waits for an event that this same segment records on the compute lane.
+        Then the collective begins after every kernel of the segments before."""
         recorded: set[str] = set()
         lanes: set[str] = set()
         for op, _ in ops:
@@ -57,7 +59,7 @@ class Assembler:
         return True
 
     def waiting(self) -> list[str]:
-        """Ranks that wait for a peer: none, when a run has ended well."""
+        """Texts that name ranks which still wait for a peer. Empty when a run has ended well."""
         return [f"rank {state.rank} on {this.lane.name}" for _, state, this, _ in self._seats.waiting()]
 
     def _beside(self, op: Op) -> bool:
@@ -65,7 +67,7 @@ class Assembler:
 
     def _one(self, state: State, thread: str, op: Op, cost: Cost, eager: bool) -> Instruction:
         own, meets = op.lane == thread, self._prices.meets(op)
-        # A message's sender knows what it costs.
+        # The sender knows what a message costs, so a receive's own cost does not count.
         done = self._prices.meeting(op, state.rank) if meets and op.kind != "recv" else cost
         seconds, uses, share = done.seconds, done.uses, done.share
         if uses:

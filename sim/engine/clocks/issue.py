@@ -1,4 +1,5 @@
-"""What a CPU thread does with each op of its calls: runs it itself, or puts it on a device lane (`sim.engine.threads`, without a trace)."""
+"""How a CPU thread handles the ops of its calls: it runs an op itself or queues it on a device lane. As `sim.engine.threads`, but without
+a trace."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from sim.engine.clocks.times import HELD, QUEUED, RECORDED, WORK, Instruction, L
 
 
 def issue(clocks: Clocks, state: State, name: str, lines: Iterable[Line]) -> Thread:
-    """A thread that will run these calls."""
+    """Makes a thread that will run these calls; `Thread.begin` starts it."""
     thread = Thread(name, state.rank)
     state.threads.add(name)
     thread.body = _body(clocks, thread, state, lines)
@@ -60,7 +61,7 @@ def _body(clocks: Clocks, thread: Thread, state: State, lines: Iterable[Line]) -
 
 
 def _reached(this: Instruction, mark: Mark | None, thread: Thread) -> float | None:
-    """When what a sync waits for has happened; None: the thread will be woken."""
+    """When the event or lanes that a sync waits for were done (seconds). None: they are not done yet, and the thread will be woken."""
     if mark is not None:
         if mark.time is None:
             mark.waiters.append(thread.wake)

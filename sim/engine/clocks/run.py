@@ -1,8 +1,8 @@
-"""The engine without a trace: when each step ends, by the rules of `sim.engine.run`, several times as fast.
+"""The engine without a trace: finds when each step ends, by the rules of `sim.engine.run`, several times as fast.
 
-Lanes, meetings and sharing are those of `lanes`, `meeting` and `sharing` beside it (threads: `issue`); what is kept is the time at which each lane
-is free. A kernel's end is known as soon as it begins (max-plus: nothing but its lane and its launch decides) unless a collective
-might begin beside it; only then, and for what shares links, does an event stand in the agenda.
+Lanes, meetings and sharing follow `lanes`, `meeting` and `sharing` of `sim.engine`; `issue` runs the threads. Of a lane only the time at
+which it is free is kept. A kernel's end is known as soon as it begins, because only its lane and its launch decide it (max-plus), unless
+a collective may begin beside it. Only such kernels, and ops that share links, need an event in the agenda.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from sim.engine.sharing import Sharing
 
 
 class Clocks:
-    """One run: when each rank ends each of its steps stands in its `State`."""
+    """One run. `State.ends` of each rank tells when its steps end."""
 
     def __init__(self, prices: Pricing, beside: Clocks | None = None) -> None:
-        """`beside`: another run, in whose time and on whose resources this one goes."""
+        """`beside`: another run whose agenda and resources this run shares; None: it has its own."""
         self.agenda: Agenda = beside.agenda if beside is not None else Agenda()
         self._sharing: Sharing = beside._sharing if beside is not None else Sharing(self.agenda, prices.pricer.capacity)
 
     def limit(self, left: Mapping[str, float]) -> None:
-        """Of some resources so much is left, beside who takes of them all the time."""
+        """Lowers the capacity (per second) of some resources to what their permanent users leave. Call it before anything starts."""
         self._sharing.limit(left)
 
     # -- lanes (`sim.engine.lanes`)
@@ -63,7 +63,7 @@ class Clocks:
             self._run(lane, queue.popleft())
 
     def _run(self, lane: Lane, entry: Entry) -> None:
-        """Runs what stands first on a free lane, or begins to."""
+        """Runs an op on a free lane, or starts it if its end is not known yet."""
         this, ready, mark = entry[:3]
         kind = this.kind
         start = lane.free if lane.free > ready else ready
@@ -91,7 +91,7 @@ class Clocks:
             self.agenda.at(lane.free, self._begin, lane, entry, start)
 
     def _ended(self, lane: Lane, entry: Entry, time: float) -> None:
-        """The lane is free at `time`; whoever waits for the op is told."""
+        """Frees the lane at `time` and wakes whoever waits for the op."""
         lane.free = time
         lane.busy, lane.current = False, None
         lane.ended += 1
@@ -111,7 +111,7 @@ class Clocks:
             self._next(lane)
 
     def _begin(self, lane: Lane, entry: Entry, start: float) -> None:
-        """A kernel whose speed may change while it runs."""
+        """Starts a kernel whose speed may change while it runs."""
         state = lane.state
         lane.current = entry
         lane.work, lane.since, lane.begun = entry[0].seconds, start, start
@@ -153,7 +153,7 @@ class Clocks:
             self.agenda.at(max(arrival[0] for arrival in come), self._transfer, come)
 
     def _transfer(self, come: list[Arrival]) -> None:
-        """All have come: the transfer runs once for all of them."""
+        """Runs the transfer, once for all members, when the last of them has come."""
         beside = [state for _, state, this, _ in come if this.beside]
         for state in beside:
             self._comm_changed(state, +1)
@@ -170,7 +170,7 @@ class Clocks:
         self._flow(teller, end)
 
     def _flow(self, this: Instruction, done: Callable[[], None]) -> None:
-        """First the latency, alone, then the rest as a flow on the links."""
+        """Runs the op's latency by itself, then the rest of its time as a flow on its links."""
         if not this.uses:
             self.agenda.after(this.seconds, done)
         elif this.seconds <= this.latency:

@@ -1,6 +1,6 @@
-"""What `run` keeps: instructions, events, lanes by when they are free, ranks, threads.
+"""The data of `sim.engine.clocks.run`: instructions, events, lanes, ranks and threads.
 
-The counterpart of `state`, without the ops' own beginnings and ends.
+The counterpart of `sim.engine.state`, but a lane keeps only when it is free, not when each op begins and ends.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from sim.engine.seats import Seat
 from sim.engine.sharing import Uses
 
 WORK, RECORDED, SYNC, HELD, QUEUED = range(5)
-"""What a thread does with an op: runs it itself, records an event, waits for one, waits for an op of its own lane that meets or
-shares, or queues it on a device lane."""
+"""What a thread does with an op. WORK: runs it itself. RECORDED: records an event. SYNC: waits for an event or for lanes. HELD: waits for
+an op of its own lane that meets other ranks or shares resources. QUEUED: queues it on a device lane."""
 RECORD, WAIT, MEET, FLOW, PLAIN = range(5)
-"""What a lane does with it."""
+"""What a lane does with an op. RECORD, WAIT: records an event, waits for one. MEET: meets other ranks. FLOW: shares resources. PLAIN:
+only takes time."""
 
 
 class Instruction(NamedTuple):
@@ -42,18 +43,19 @@ class Instruction(NamedTuple):
     uses: Uses
     """(resource, amount per second at full speed), of resources that other ops use too."""
     share: float
-    """Where it stands for equal ops of several ranks: the amount that one of them takes of the resource named first (`Cost.share`)."""
+    """The amount per second that one rank's op takes of the first resource named. Less than `uses` says where the op stands for several
+    ranks' (`Cost.share`)."""
     slows: bool
-    """A kernel that runs more slowly while a collective runs beside it, ..."""
+    """Whether it is a kernel, which runs more slowly while a collective runs beside it."""
     slowed: float
-    """... at this share of its speed, 0 to 1."""
+    """The share of its speed, 0 to 1, that it has then."""
     seat: Seat[Arrival] | None
     beside: bool
     """A collective on another lane than compute, which slows kernels while it runs."""
     message: bool
-    """A send or a receive, ..."""
+    """Whether it is a send or a receive."""
     sends: bool
-    """... and of these the send."""
+    """Whether it is a send."""
     eager: bool
     """No further collective can begin before this kernel ends, so its end is known at its start unless one is queued already."""
     drained: str
@@ -63,14 +65,15 @@ class Instruction(NamedTuple):
 Arrival = tuple[float, "State", Instruction, "Entry"]
 Code = list[Instruction]
 Line = tuple[int, int, Code]
-"""A call: its step, its index and its code."""
+"""One call: (step, index, code)."""
 Entry = tuple[Instruction, float, "Mark | None", "Thread | None", int, int]
-"""One op queued on a lane: (instruction, earliest start in seconds, its event, thread that waits for its end, number of its meeting (messages), step)."""
+"""One op queued on a lane: (instruction, earliest start in seconds, its event or None, the thread that waits for its end or None, the
+number of its meeting (messages; -1 for other ops), step)."""
 Waiter = Callable[[float], None]
 
 
 class Mark:
-    """An event: not yet, or happened at `time`."""
+    """An event. `time`: when it happened (seconds); None: not yet."""
 
     __slots__ = ("time", "waiters")
 
@@ -79,7 +82,7 @@ class Mark:
         self.waiters: list[Waiter] = []
 
     def fire(self, time: float) -> None:
-        """It happened at `time`: everybody who waits goes on."""
+        """Sets the time at which the event happened and resumes all who wait for it."""
         self.time = time
         if self.waiters:
             waiters, self.waiters = self.waiters, []
@@ -88,7 +91,7 @@ class Mark:
 
 
 class Lane:
-    """Ops queue in order, one runs; `queued` and `ended` count them."""
+    """A stream, or a thread's own lane. Ops queue in order and one runs at a time; `queued` and `ended` count them."""
 
     __slots__ = (
         "begun",
@@ -116,7 +119,7 @@ class Lane:
         self.queued = self.ended = 0
         self.watch: list[tuple[int, Waiter]] = []
         self.current: Entry | None = None
-        """A kernel whose speed may still change."""
+        """The kernel that runs now and whose speed may still change. None: there is none."""
         self.rate, self.work, self.since, self.ticket = 1.0, 0.0, 0.0, 0
         self.begun = self.lost = 0.0
         """begun: when `current` began; lost: seconds by which collectives have lengthened the kernels before it."""
@@ -142,7 +145,7 @@ class State:
         self.threads: set[str] = set()
 
     def note(self, step: int, time: float) -> None:
-        """An op of a step has ended."""
+        """Notes that an op of `step` has ended at `time` (seconds)."""
         if time > self.ends.get(step, 0.0):
             self.ends[step] = time
 
@@ -154,7 +157,7 @@ class State:
         return lane
 
     def mark(self, event: str, number: int) -> Mark:
-        """Event number `number`, across threads; what lies before the beginning has happened."""
+        """Event number `number`, which all threads of the rank share. Events with negative numbers have happened."""
         mark = self.numbered.get((event, number))
         if mark is None:
             mark = self.numbered[event, number] = Mark()
@@ -164,7 +167,7 @@ class State:
 
 
 def ends_of(states: Iterable[State]) -> dict[int, float]:
-    """By step: when the last of the ranks has ended it."""
+    """Step -> seconds at which the last of the ranks has ended it."""
     found: dict[int, float] = {}
     for state in states:
         for step, time in state.ends.items():
@@ -184,7 +187,8 @@ class Thread:
         self.woken: float | None = None
 
     def wake(self, time: float) -> None:
-        """What it waited for has happened at `time`; while it runs itself it is told when it comes to wait."""
+        """Resumes the thread: what it waited for happened at `time` (seconds). If the thread runs right now, it takes this time from
+        `woken` when it comes to its wait."""
         if self.running:
             self.woken = time
             return
@@ -196,14 +200,15 @@ class Thread:
         self.running = False
 
     def begin(self) -> None:
-        """Runs to where it first waits."""
+        """Runs the thread to its first wait, or to its end."""
         self.running = True
         self.done = next(self.body, self) is self
         self.running = False
 
 
 def mark_of(this: Instruction, index: int, state: State, latest: dict[str, Mark]) -> Mark:
-    """The op's event: the one of its number, a new one for a record, else the latest (CUDA: one never recorded does not wait)."""
+    """The op's event: with a `shift`, the event of that number; else a new one for a record, and the latest one for a wait (as in CUDA, a
+    wait for an event that was never recorded does not wait)."""
     if this.shift is not None:
         return state.mark(this.event, index + this.shift)
     mark = None if this.kind == RECORD else latest.get(this.event)
