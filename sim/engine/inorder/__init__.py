@@ -1,1 +1,2 @@
-"""Steps' ends in program order: every op looked at once, for programs in which what shares a link is known beforehand."""
+"""The engine in program order: finds when each step ends and looks at every op once. For programs where it is known beforehand what
+shares a link."""

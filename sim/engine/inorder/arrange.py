@@ -1,7 +1,7 @@
-"""A thread's calls as code for `run`: each rank's moves, from sheets that ranks share.
+"""Turns a thread's calls into code for `sim.engine.inorder.run`: each rank's moves, made from sheets that ranks share.
 
-A segment whose first collectives wait for none of its own kernels (a backward pass that gathers parameters) may begin beside the kernels of
-the call before. The two are then arranged as one.
+A segment may begin with collectives that wait for none of its own kernels (a backward pass that gathers parameters). They may run
+beside the kernels of the call before, so the two calls are arranged as one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Arranger:
         self._seats = Seats[Arrival](prices.groups)
         self._wires = wires_of(prices.program)
         self._ends: dict[object, tuple[End, End]] = {}
-        """Of wires, by pair of ranks: the sender's and the receiver's."""
+        """Pair of ranks (`Groups.pair`) -> the sender's and the receiver's end of their wire."""
         self._sheets: dict[tuple[str, tuple[str, ...]], Sheet] = {}
-        """By thread and segments: moves that are the same for all ranks."""
+        """(thread, segments) -> their moves, where these are the same for all ranks."""
         self._free: dict[str, bool] = {}
 
     @property
     def waiting(self) -> bool:
-        """Somebody has come to a meeting, and the others never did."""
+        """Whether some rank has come to a collective or message and the others never did."""
         return next(self._seats.waiting(), None) is not None or any(end.pending for ends in self._ends.values() for end in ends)
 
     def lines(self, rank: Rank, thread: str, calls: Sequence[Call]) -> list[Line]:
-        """A thread's turns with their code. Raises `Unordered` as `code` does."""
+        """The thread's calls, step by step, with their code. Raises `Unordered` as `code` does."""
         parts = turns_of(calls)
         sorts = dict.fromkeys(names for part in parts for names in part.names)
         if rank.slow != 1.0 and any(self._begins(name) for names in sorts for name in names):
@@ -47,14 +47,15 @@ class Arranger:
         return [(part.step, part.before, [code[names] for names in part.names], part.turns) for part in parts]
 
     def _begins(self, name: str) -> bool:
-        """`free_of` a segment, found once for all ranks."""
+        """`free_of` of this segment, found once for all ranks."""
         found = self._free.get(name)
         if found is None:
             found = self._free[name] = free_of(self._prices.program.segments[name])
         return found
 
     def _joined(self, part: Turns) -> Turns:
-        """Each segment that begins beside the kernels of the call before together with that one, if they have one number."""
+        """The same turns, but each segment that may begin beside the kernels of the call before is joined to that call, if both have
+        the same number."""
         runs: list[tuple[tuple[str, ...], int]] = []
         for sort, number in part.turns:
             for name in part.names[sort]:
@@ -77,7 +78,7 @@ class Arranger:
         return self.bound(rank, thread, sheet)
 
     def bound(self, rank: Rank, thread: str, sheet: Sheet) -> Code:
-        """The sheet's moves as this rank's. Raises `Unordered` for a device lane that two threads put ops on."""
+        """The sheet's moves with this rank's costs and meetings. Raises `Unordered` for a device lane that two threads put ops on."""
         if len(rank.threads) > 1 or not sheet.lanes.keys() <= rank.lanes.keys():
             self._takes(rank, thread, sheet)
         moves = sheet.plain
@@ -88,7 +89,7 @@ class Arranger:
         return moves, sheet.clock
 
     def _takes(self, rank: Rank, thread: str, sheet: Sheet) -> None:
-        """The rank has the sheet's lanes, and no other thread does."""
+        """Gives the rank the sheet's lanes. Raises `Unordered` if another thread uses one of them."""
         for name, message in sheet.lanes.items():
             if name != thread and rank.users.setdefault(name, thread) != thread:
                 raise Unordered
@@ -108,7 +109,8 @@ class Arranger:
         return self._ends[pair][not sends]
 
     def _meeting(self, rank: Rank, move: Unbound) -> Move:
-        """A message or a collective, which costs each rank its own."""
+        """The move of a message or collective, with this rank's cost. Raises `Unordered` for a collective beside compute that slows the
+        rank's kernels and meets other simulated ranks."""
         does, lane, at, _, event, shift, joined, op = move
         assert op is not None
         if op.kind in MESSAGE:

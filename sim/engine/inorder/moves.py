@@ -1,6 +1,6 @@
-"""What `run` goes through: the moves of a thread, and lanes as the times at which they are free.
+"""The data of `sim.engine.inorder.run`: the moves of a thread, and lanes, each with the time at which it is free.
 
-The counterpart of `sim.engine.clocks.times`, for a run in which no op is looked at twice.
+The counterpart of `sim.engine.clocks.times` for a run that looks at no op twice.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from sim.engine.seats import Seat, Table
 # What a move does. Plain numbers: the innermost loop of `run` compares them, and members of an enum take several times as long.
 TAKE = 0  # the compute lane waits for an event, then runs a kernel
 KERNEL = 1  # a kernel on the compute lane, which collectives may slow
-JOIN = 2  # an event recorded on the compute lane, and waited for on another at once
+JOIN = 2  # an event is recorded on the compute lane, and another lane waits for it at once
 WIRE = 3  # JOIN, then a message on a wire (`wires`), then an event when it has ended
 WAIT = 4  # a device lane waits for an event
 RECORD = 5  # an event is recorded on a device lane
-MEET = 6  # what needs other ranks
+MEET = 6  # an op that meets other ranks
 ASIDE = 7  # a kernel on another lane than compute
 BESIDE = 8  # a collective that slows kernels, then an event when it has ended
 PLAIN = 9  # anything else on a device lane that only takes time
@@ -29,11 +29,11 @@ HOLD = 14  # the thread waits for the lane on which it has just put something
 
 
 class Unordered(Exception):
-    """The program's times cannot be told in program order."""
+    """The times of a program cannot be found in program order."""
 
 
 class Mark:
-    """An event: not yet, or happened at `time` (seconds); `waiting`: threads and lanes that go on then."""
+    """An event. `time`: when it happened (seconds); None: not yet. `waiting`: threads and lanes that go on then."""
 
     __slots__ = ("time", "waiting")
 
@@ -42,18 +42,19 @@ class Mark:
         self.waiting: list[Body | Lane] = []
 
     def fire(self, time: float) -> list[Body | Lane]:
-        """It happened at `time`: who goes on."""
+        """Sets the time at which the event happened. Returns the threads and lanes that go on."""
         self.time = time
         return self.waiting
 
 
 Body = Generator[Mark, None, None]
-"""A thread, which yields what it cannot go on without."""
+"""A thread: a generator that yields the event which it must wait for."""
 Event = float | Mark
 
 
 class Lane:
-    """Free from `free` on; while it waits for a peer, `queue` holds what comes after."""
+    """A lane. `free`: seconds from which on it is free. `queue`: the ops behind one that waits for a peer; None: the lane does not
+    wait."""
 
     __slots__ = ("free", "name", "queue")
 
@@ -62,11 +63,11 @@ class Lane:
         self.queue: deque[Queued] | None = None
 
     def done(self) -> Event:
-        """When it has run what was put on it so far."""
+        """When the lane has run all that was put on it so far: seconds, or an event if that is not known yet."""
         return self.free if self.queue is None else self.when()
 
     def when(self) -> Mark:
-        """An event behind what has queued on it."""
+        """A new event behind all ops in its queue."""
         assert self.queue is not None
         mark = Mark()
         self.queue.append((RECORD, 0.0, 0.0, mark, None, 0))
@@ -74,8 +75,8 @@ class Lane:
 
 
 class End(Lane):
-    """One rank's lane of a wire (`wires`). `pending`: of the messages that only this rank has come to, when they are ready, their seconds (as far as
-    it knows), their step, and when they end."""
+    """One rank's lane of a wire (`wires`). `pending`: the messages that only this rank has come to, as (seconds at which it is ready,
+    seconds that the message takes as far as this rank knows, step, the event of its end)."""
 
     __slots__ = ("other", "pending")
 
@@ -90,22 +91,23 @@ class End(Lane):
 
 
 Arrival = tuple[float, float, Lane, int]
-"""Its start, the seconds that it knows of, its lane, its step."""
+"""An op that has come to a meeting: (start, seconds that it takes as far as its rank knows, lane, step)."""
 Meeting = tuple[Table[Arrival], int]
 Queued = tuple[int, float, float, Event, Meeting | None, int]
-"""Behind a meeting: what, its earliest start, its seconds, its event, its meeting, its step."""
+"""An op that queues behind a meeting: (what it does, its earliest start, its seconds, its event, its meeting or None, step)."""
 Move = tuple[int, str, float, float, str, int | None, float, Seat[Arrival] | None]
-"""What, on which lane, its earliest start after the thread's clock, its seconds, its event, the event's shift, a kernel's share of its speed
-beside a collective (of `JOIN` and `WIRE`: when compute's event is recorded, after the thread's clock), and its place among those it meets."""
+"""(what it does, lane, its earliest start in seconds after the thread's clock, its seconds, its event, the event's shift, `share`,
+seat). `share`: the share of its speed that a kernel has beside a collective; of `JOIN` and `WIRE`: when compute's event is recorded, in
+seconds after the thread's clock. Seat: its place among those it meets, or None."""
 
 Code = tuple[list[Move], float]
-"""The moves of one segment, or of some that are called one after the other; the thread's seconds after its last wait in them."""
+"""(moves of one segment, or of several that are called one after the other; the thread's seconds after its last wait in them)."""
 Line = tuple[int, int, list[Code], Sequence[tuple[int, int]]]
-"""Turns of one step: the step, the index of turn number 0, the code of each sort, and each turn's sort and number."""
+"""The turns (`sim.turns`) of one step: (step, index of turn number 0, the code of each sort of turn, each turn's sort and number)."""
 
 
 class Rank:
-    """One simulated rank. `busy`: spans, apart and in order, in which collectives run beside kernels."""
+    """One simulated rank. `busy`: the spans (begin, end) in which collectives run beside kernels; they are in order and do not overlap."""
 
     __slots__ = ("busy", "kernel", "lanes", "lost", "numbered", "rank", "slow", "threads", "users", "wires")
 
@@ -131,20 +133,20 @@ class Rank:
         return lane
 
     def event(self, event: str, number: int) -> Event:
-        """Event number `number`, across threads; what lies before the beginning has happened."""
+        """Event number `number`, which all threads of the rank share. Events with negative numbers have happened."""
         found = self.numbered.get((event, number))
         if found is None:
             found = self.numbered[event, number] = 0.0 if number < 0 else Mark()
         return found
 
     def aside(self, start: float, seconds: float, share: float) -> float:
-        """When a kernel on another lane than compute's ends, that would take `seconds` alone and has a `share` of its speed beside
-        collectives. What another lane's collective that is timed later takes from it (microseconds: such kernels copy what is gathered) is
-        left out."""
+        """When a kernel on another lane than compute's ends (seconds). Alone it takes `seconds`; beside collectives it has a `share` of
+        its speed. If a collective is timed later, its effect on the kernel is left out: microseconds, as such kernels copy what is
+        gathered."""
         return self.slowed(start, seconds, share) if self.busy and self.busy[-1][1] > start else start + seconds
 
     def occupy(self, begin: float, end: float) -> None:
-        """A collective beside kernels. Raises `Unordered` when a kernel that it would have slowed is over."""
+        """Adds the span of a collective beside kernels. Raises `Unordered` when a kernel that it would have slowed is timed already."""
         if begin < self.kernel:
             raise Unordered
         spans = self.busy
@@ -164,13 +166,13 @@ class Rank:
         spans[at:last] = [(begin, end)]
 
     def held(self, start: float, seconds: float, share: float) -> float:
-        """When a kernel on the compute lane ends; what it loses is counted."""
+        """When a kernel on the compute lane ends (`slowed`); the time that it loses is added to `lost`."""
         end = self.slowed(start, seconds, share)
         self.lost += end - start - seconds
         return end
 
     def slowed(self, start: float, seconds: float, share: float) -> float:
-        """When a kernel ends that would take `seconds` alone and has `share` of its speed beside collectives."""
+        """When a kernel ends (seconds) that begins at `start`, takes `seconds` alone and has `share` of its speed beside collectives."""
         spans = self.busy
         at = len(spans)
         while at and spans[at - 1][1] > start:
@@ -190,7 +192,7 @@ class Rank:
 
 
 class Events:
-    """What one thread records and waits for; `index` is its call's."""
+    """The events that one thread records and waits for. `index`: the index of its present call."""
 
     __slots__ = ("index", "latest", "rank")
 
@@ -203,7 +205,7 @@ class Events:
         return self.latest.get(event, 0.0) if shift is None else self.rank.event(event, self.index + shift)
 
     def new(self, event: str, shift: int | None) -> Mark:
-        """An event that is recorded now, and happens when it is known."""
+        """A new event, which the thread records now. Its time is set when that is known."""
         if shift is None:
             mark = self.latest[event] = Mark()
             return mark

@@ -1,11 +1,12 @@
-"""The engine in program order: when each step ends, with every op looked at once and no agenda.
+"""The engine in program order: finds when each step ends, looks at every op once and needs no agenda.
 
-A lane is the time at which it is free, and an op's end follows at once from its lane, its launch and what it waits for (max-plus). A
-thread that comes to something unknown (a message whose other end is still to be reached) stands aside until it is known. Ranks need not
-be visited in the order of time, because nothing that is timed later changes what is known already:
+Of a lane it keeps the time at which it is free. An op's end follows at once from its lane, its launch and what it waits for (max-plus).
+A thread that needs a time which is still unknown (of a message that its peer has not come to) stands aside until it is known. Ranks
+need not be visited in the order of time, because nothing that is timed later changes what is known already:
 
-* transfers that share links do not slow each other here: the steps are those of `sim.engine.clocks` where none ever do;
-* a collective slows the kernels beside it if it is timed before they are, which `sheet` sees to. Where it cannot: `Unordered`.
+* transfers that share links do not slow each other here, so the steps equal those of `sim.engine.clocks` only where they never would;
+* a collective slows the kernels beside it only if it is timed before them. `sheet` sees to that order; where it cannot, `Unordered` is
+raised.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from sim.program import COMPUTE, HOST
 
 
 def in_order(prices: Pricing, ranks: Iterable[int]) -> InOrder:
-    """These ranks' threads. Raises `Unordered` as `InOrder` does."""
+    """Runs these ranks' threads. Raises `Unordered` as `InOrder` does, and where a rank waits for a peer that never comes."""
     arranger = Arranger(prices)
 
     def threads() -> Iterator[tuple[Rank, str, list[Line]]]:
@@ -65,7 +66,8 @@ def in_order(prices: Pricing, ranks: Iterable[int]) -> InOrder:
 
 
 def alone_in_order(prices: Pricing, ops: list[Priced], number: int, beside: bool) -> Alone:
-    """`steps.alone` in program order: what transfers lose to each other is left out. Raises `Unordered` as `InOrder` does."""
+    """As `sim.engine.steps.alone`, but in program order: what transfers lose to each other is left out. Raises `Unordered` as
+    `in_order` does."""
     rank = Rank(number, prices.pricer.slowdown(number), frozenset({HOST}))
     if beside:
         rank.occupy(0.0, math.inf)
@@ -81,7 +83,7 @@ class InOrder:
     training thread spends in it when it never waits."""
 
     def __init__(self, threads: Iterable[tuple[Rank, str, list[Line]]]) -> None:
-        """Raises `Unordered` where program order does not tell when things happen, or for ever waits."""
+        """Raises `Unordered` where program order does not tell the times, or where a thread waits for ever."""
         self.ends: dict[int, float] = {}
         self.spent: dict[int, float] = {}
         self._ready = list[Body | Lane]()
@@ -162,7 +164,8 @@ class InOrder:
 
     def _runs(self, rank: Rank, lane: Lane, does: int, ready: float, seconds: float, events: Events, event: str, shift: int | None,
               share: float, seat: Seat[Arrival] | None, step: int) -> float:  # fmt: skip
-        """A lane's move other than those that are told apart first; when it ends, if it takes time and that is known."""
+        """Runs a device lane's move that `_body` does not handle itself. Returns its end (seconds); 0 if it takes no time, or if its
+        end is not known yet."""
         if lane.queue is not None:
             its = seat.next() if seat is not None else None
             lane.queue.append((does, ready, seconds, self._event(does, events, event, shift), its, step))
@@ -183,7 +186,7 @@ class InOrder:
         return 0.0 if does == RECORD else end
 
     def _note(self, thread: str, step: int, high: float, spent: float) -> None:
-        """What a thread has done in a step."""
+        """Notes the end of a training thread's step, and how long the thread was busy in it. Other threads do not count."""
         if thread == HOST:
             self.ends[step] = max(high, self.ends.get(step, 0.0))
             self.spent[step] = max(spent, self.spent.get(step, 0.0))
@@ -195,14 +198,14 @@ class InOrder:
             self._ready += events.new(event, shift).fire(time)
 
     def _event(self, does: int, events: Events, event: str, shift: int | None) -> Event:
-        """What an op that queues records or waits for."""
+        """The event that an op which queues records or waits for; 0.0 if it does neither."""
         if does in (ASIDE, BESIDE):
             raise Unordered  # beside which kernels it runs is not known yet
         return events.new(event, shift) if does == RECORD else events.of(event, shift) if does == WAIT else 0.0
 
     def _stops(self, rank: Rank, does: int, name: str, clock: float, ready: float, events: Events, event: str,
                shift: int | None) -> Generator[Mark, None, float]:  # fmt: skip
-        """What a thread does itself: its clock then."""
+        """Does what a thread does itself: records, waits, or lets time pass. Returns its clock then (seconds)."""
         if does == RECORDED:
             self._record(events, event, shift, ready)
             return clock
@@ -218,7 +221,7 @@ class InOrder:
         return (yield from self._until(ready, awaited))
 
     def _until(self, ready: float, awaited: list[Event]) -> Generator[Mark, None, float]:
-        """When all that a thread waits for has happened, but not before `ready`."""
+        """The time (seconds) at which all that a thread waits for has happened, but not before `ready`."""
         for known in awaited:
             if isinstance(known, Mark):
                 if known.time is None:

@@ -1,7 +1,7 @@
-"""Segments' ops as moves of no rank in particular, priced once, and put into an order in which each can be timed at once.
+"""The ops of segments as moves that belong to no rank yet: priced once, in an order in which each can be timed when it is reached.
 
-A kernel's end is known when all collectives are that may run beside it. So the ops of the compute lane are put off until something on
-another lane, or the thread, waits for them; the order on each lane, and when the thread issues each op, stay what they were.
+A kernel's end is known once all collectives that may run beside it are timed. So ops of the compute lane are held back until something
+on another lane, or the thread, waits for them. The order on each lane, and the time at which the thread issues each op, do not change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sim.program import COMPUTE, MEETING, MESSAGE, Op
 
 
 class Unbound(NamedTuple):
-    """A `Move` of no rank yet: the op that meets others is in place of its seat."""
+    """A `Move` that belongs to no rank yet. In place of the seat it has the op that meets others, or None."""
 
     does: int
     lane: str
@@ -43,27 +43,28 @@ class Unbound(NamedTuple):
     event: str = ""
     shift: int | None = None
     share: float = 0.0
-    """Of its speed that a kernel has beside a collective; of JOIN and WIRE: when compute's event is recorded, after the thread's clock."""
+    """The share of its speed that a kernel has beside a collective. Of JOIN and WIRE: when compute's event is recorded, in seconds
+    after the thread's clock."""
     op: Op | None = None
 
 
 class Sheet:
-    """The moves of some segments that `thread` calls one after the other; kernels beside a collective are as slow as `slow` times."""
+    """The moves of segments that `thread` calls one after the other. `slow`: how many times as long kernels take beside a collective."""
 
     def __init__(self, thread: str, slow: float, ops: Iterable[Priced], wires: Container[str] = ()) -> None:
         """`wires`: lanes that are wires. Raises `Unordered` for ops that meet others on the thread's own lane."""
         self._thread, self._slow, self._wires = thread, slow, wires
         self.moves: list[Unbound] = []
         self.lanes: dict[str, Op | None] = {thread: None}
-        """Those it uses; of a wire, a message on it."""
+        """The lanes that it uses. Value: of a wire a message on it, else None."""
         self.clock = 0.0
         """The thread's seconds since its last wait."""
         self.common = True
-        """No op takes what is its rank's own (links, disks)."""
+        """No op uses resources of its own rank (links, disks), so that ranks can share the sheet."""
         self._held: list[Unbound] = []
-        """Of the compute lane, held back ..."""
+        """Moves of the compute lane that are held back."""
         self._named: set[str] = set()
-        """... with these events."""
+        """Events that moves of the compute lane record or wait for."""
         for op, cost in ops:
             self.common = self.common and not cost.uses
             if op.lane == thread:
@@ -72,12 +73,12 @@ class Sheet:
                 self._put_on_lane(op, cost)
         self.moves = _joined(self.moves + self._held, slow)
         self.meets = [at for at, move in enumerate(self.moves) if move.op is not None]
-        """Which of the moves are a rank's own."""
+        """Indices of the moves that differ by rank: messages and collectives."""
         self.plain: list[Move] = [(*move[:7], None) for move in self.moves]
         """As `run` takes them: plain tuples, which unpack faster. Those of `meets` are filled in rank by rank."""
 
     def _run_on_thread(self, op: Op, cost: Cost) -> None:
-        """What the thread does itself."""
+        """Adds an op that the thread runs itself. Raises `Unordered` for one that meets other ranks."""
         own = self._thread
         if op.kind == "record":
             self.clock += cost.host
@@ -90,7 +91,7 @@ class Sheet:
             self.clock += cost.seconds
 
     def _put_on_lane(self, op: Op, cost: Cost) -> None:
-        """What the thread puts on a device lane."""
+        """Adds an op that the thread puts on a device lane."""
         name, kind = op.lane, op.kind
         if name not in self.lanes and (name not in self._wires or kind in MESSAGE):
             self.lanes[name] = op if name in self._wires else None
@@ -109,7 +110,7 @@ class Sheet:
             self._flush_and_wait(Unbound(HOLD, name))
 
     def _append(self, move: Unbound) -> None:
-        """What takes time on a device lane."""
+        """Adds a move of a device lane. Those of the compute lane are held back."""
         if move.lane in self._wires:
             last = self.moves[-1]
             # A message takes the place of the wait before it, and the record of its end is part of it.
@@ -136,7 +137,8 @@ class Sheet:
             self._append(move)
 
     def _release(self, event: str, waits: bool) -> None:
-        """What is held back goes on, up to where it records the event, or (where that is recorded anew) also `waits` for it."""
+        """Stops holding moves back, up to the last one that records `event`; with `waits` (another lane records it anew) up to the last
+        one that records it or waits for it."""
         held = self._held
         for at in range(len(held) - 1, -1, -1):
             if held[at].event == event and (waits or held[at].does == RECORD):
@@ -145,7 +147,7 @@ class Sheet:
                 return
 
     def _flush_and_wait(self, move: Unbound) -> None:
-        """The thread waits: everything before is timed first."""
+        """Adds a wait of the thread. All that comes before must be timed first, so nothing is held back any longer."""
         self.moves += self._held
         self._held.clear()
         if self.clock:
@@ -155,8 +157,8 @@ class Sheet:
 
 
 def _joined(moves: list[Unbound], slow: float) -> list[Unbound]:
-    """A kernel and the event that it waits for as one move, and a collective that slows kernels with the event of its end. When the thread
-    has put the event on its lane does not matter: the kernel, and whatever waits for the end, is put there later."""
+    """Joins a kernel with the wait before it into one move, and a collective that slows kernels with the record of its end. When the
+    thread put the wait or the record on its lane does not matter: the kernel, and whatever waits for the end, is put there later."""
     found: list[Unbound] = []
     last: Unbound | None = None
     for move in moves:
@@ -173,8 +175,8 @@ def _joined(moves: list[Unbound], slow: float) -> list[Unbound]:
 
 
 def free_of(ops: tuple[Op, ...]) -> bool:
-    """May a collective of the segment begin before the kernels of the call before have ended? Not where its lane waits for what the compute
-    lane has run up to a record of this very segment, or for what did."""
+    """Whether a collective of the segment may begin before the kernels of the call before have ended. It may not if its lane first
+    waits for an event that this same segment records on the compute lane, or on another lane that has waited for such an event."""
     recorded: set[str] = set()
     after = {COMPUTE}
     for op in ops:

@@ -1,4 +1,4 @@
-"""Lanes that wait for a peer, and what has queued on them: the other half of `run`."""
+"""Lanes that wait for a peer, and the ops that queue on them: the second half of `sim.engine.inorder.run`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from sim.engine.inorder.moves import MEET, RECORD, WAIT, Body, End, Event, Lane,
 
 
 class Waiting:
-    """What one run's lanes wait for. `ends` as of `InOrder`; `ready`: threads and lanes that can go on."""
+    """The meetings and waiting lanes of one run. `ends`: `InOrder.ends`, which this fills; `ready`: threads and lanes that can go on,
+    to which this adds."""
 
     def __init__(self, ends: dict[int, float], ready: list[Body | Lane]) -> None:
         self._ends, self._ready = ends, ready
 
     def meets(self, lane: Lane, start: float, seconds: float, meeting: Meeting, step: int) -> bool:
-        """Has the op met its peers? It ends `seconds` after the last of them has come; until then its lane's ops queue."""
+        """Brings an op to its meeting. True: it was the last to come, and all members end after it by the longest `seconds` of any.
+        False: others are missing, and until they come its lane's ops queue."""
         table, number = meeting
         come = table.come(number, (start, seconds, lane, step))
         if come is None:
@@ -37,7 +39,8 @@ class Waiting:
         return True
 
     def comes(self, end: End, ready: float, seconds: float, step: int) -> Event:
-        """When a message ends that is ready at this end of its wire; the sender's end knows its seconds."""
+        """Brings a message to this end of its wire, where it is ready at `ready` (seconds). Returns when it ends, or an event if the
+        other end has not come to it yet. The sender's end knows how many `seconds` it takes; the receiver's says 0."""
         other = end.other
         if not other.pending:
             mark = Mark()
@@ -61,7 +64,7 @@ class Waiting:
         return last
 
     def goes_on(self, lane: Lane) -> None:
-        """What has queued behind a meeting, or behind an event that has happened now."""
+        """Runs the ops that queue on a lane after what it waited for has happened, up to the next op that must wait."""
         queue = lane.queue
         assert queue is not None
         while queue:

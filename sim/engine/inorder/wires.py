@@ -1,8 +1,9 @@
-"""Wires: lanes of two ranks that hold nothing but the messages of one to the other.
+"""Wires: a wire is two lanes of two ranks that hold nothing but the messages of one rank to the other.
 
-A message begins when both ranks have come to it and their lanes are free. On a wire both lanes are free at the same time, when the message
-before has ended, so that neither needs a queue: an end keeps what its peer has not come to yet. Pipelines send on such lanes, but for two
-ranks alone, whose messages up and down meet in one order, and for V shapes, whose lanes serve both neighbours.
+A message begins when both ranks have come to it and their lanes are free. On a wire both lanes become free at the same time, when the
+message before has ended. So neither needs a queue: an end only keeps the messages that its peer has not come to yet. Pipelines send on
+such lanes, with two exceptions: two ranks alone, whose messages up and down meet in one order, and V shapes, whose lanes serve both
+neighbours.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def ends_of(sends: str, receives: str) -> tuple[End, End]:
 
 
 def wires_of(program: Program) -> dict[str, str]:
-    """Lanes that are ends of wires, each with the name of its other end's lane: all that stands on them are messages that wait for an event
-    recorded on the compute lane just before, and records of their ends."""
+    """Lane that is an end of a wire -> name of the lane at the other end. Such a lane holds only messages, each right after a wait for
+    an event that was just recorded on the compute lane, and records of their ends."""
     messages = [(line, at, op) for line in program.segments.values() for at, op in enumerate(line) if op.kind in MESSAGE]
     known, names = Counter[str](), {op.lane for _, _, op in messages}
     lanes: dict[tuple[str, int], tuple[set[str], set[str]]] = {}
@@ -43,7 +44,7 @@ def wires_of(program: Program) -> dict[str, str]:
 
 
 def _follows(line: tuple[Op, ...], at: int) -> bool:
-    """Does the op's lane wait for what the compute lane has recorded just before?"""
+    """Whether the op comes right after a wait of its lane for an event that the compute lane has just recorded."""
     if at < 2:
         return False
     made, waits = line[at - 2], line[at - 1]
