@@ -16,7 +16,8 @@ from sim.program import EVENTS, MESSAGE, Op
 
 
 class Lanes:
-    """Runs items. `meets(op)`: the op needs other ranks, whom it meets in `meetings`; `finished(item)` records it."""
+    """Runs the items of all lanes. `meets(op)`: whether the op needs other ranks, which it meets in `meetings`. `finished(item)` is
+    called when an item has ended."""
 
     def __init__(
         self, clock: Clock, sharing: Sharing, meetings: Meetings, meets: Callable[[Op], bool], finished: Callable[[Item], None]
@@ -49,7 +50,7 @@ class Lanes:
                 self._begin(state, lane, item)
 
     def _settle(self, lane: Lane, item: Item) -> float:
-        """When the op may start, and what lets it: its lane's last op, or the thread that issued it."""
+        """When the op may start (seconds). Where that is its lane's last op, and not the launch, notes this in the item."""
         free, ready = lane.free, item.ready
         if ready > free:
             return ready
@@ -155,5 +156,5 @@ class Lanes:
 
 
 def _beside(state: RankState, item: Item) -> float:
-    """Share of its speed that a kernel, or what was made of several, has beside a collective."""
+    """Share of its speed, 0 to 1, that a kernel (or an op fused of several) has beside a collective."""
     return item.cost.seconds / item.cost.slowed if item.cost.slowed else 1.0 / state.slow

@@ -1,4 +1,4 @@
-"""Which lanes use which links: what they never share needs no sharing worked out."""
+"""Finds which lanes use which links. For links that lanes never share, no sharing needs to be simulated."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from sim.engine.sharing import merged
 from sim.program import COMPUTE, HOST, MOVES, Op, Program
 
 _LOST = 0.001
-"""Share of a step that ranks may lose to each other unseen on links that stretches (`sim.engine.condense`) share with others."""
+"""Collectives that lose less than this share of a step to others on their links may still stand in stretches (`sim.engine.condense`),
+which do not show that loss."""
 _EQUAL = 1e-12
-"""Shares no further apart are equal."""
+"""Shares whose relative difference is not larger count as equal."""
 Lane = tuple[object, str]
 """A simulated rank, or a group of them that meets, and a lane: one op at a time."""
 Wishes = dict[str, dict[tuple[Lane, str, int], float]]
-"""Link -> what each op wants of it per second: by who runs it, in which segment."""
+"""Link -> {(lane, segment, id() of the op): what the op wants of the link per second}."""
 CostOf = Callable[[Op, int], Cost]
-"""What an op costs on a rank."""
+"""(op, rank) -> what the op costs on that rank."""
 
 
 class Links(NamedTuple):
-    """Found by `links_of`."""
+    """What `links_of` finds."""
 
     private: frozenset[int]
     """Ids (id()) of collectives on compute lanes whose members are all folded into one rank and whose links no other lane
@@ -33,9 +34,11 @@ class Links(NamedTuple):
     quiet: bool
     """No collective can run beside compute."""
     idle: frozenset[str]
-    """Resources that never bind: one lane alone uses them, never for more than they have, or whoever fills them would fill another first."""
+    """Resources that never slow an op down: either one lane alone uses them, and never more than they have; or whoever fills them would
+    fill another resource first."""
     contended: frozenset[int]
-    """Ids of collectives whose members are all folded into one rank and which lose time to others on the same links: more than `_LOST`."""
+    """Ids (id()) of collectives whose members are all folded into one rank and which lose more than `_LOST` of a step to others on the
+    same links."""
 
 
 def links_of(
@@ -79,8 +82,9 @@ def links_of(
 
 
 def _losses(taken: Mapping[str, Mapping[object, float]], computes: Callable[[int], float]) -> set[str]:
-    """Links on which a rank's own collectives lose more than `_LOST` of its step to others. Were both there at any moment alike, they would meet
-    for the product of the shares of the step that they take. `taken`: seconds by who meets."""
+    """Links on which a rank's own collectives lose more than `_LOST` of its step to others. The step is taken as the rank's time on the
+    link and its kernels' time. If both sides are there at any moment with equal chance, they overlap for the product of their shares of
+    the step. `taken`: link -> {who meets: seconds for which it fills the link}."""
     found = set()
     for link, filled in taken.items():
         whole = sum(filled.values())
@@ -93,7 +97,7 @@ def _losses(taken: Mapping[str, Mapping[object, float]], computes: Callable[[int
 
 
 def idle(wishes: Wishes, capacity: Mapping[str, float]) -> frozenset[str]:
-    """Links that can be left out: the others share out the same rates without them.
+    """Links that can be left out: without them, all ops get the same rates.
 
     A link never binds if all its users, at the most that each may want, also use another link and want as large a share of that one.
     """
@@ -118,7 +122,8 @@ def idle(wishes: Wishes, capacity: Mapping[str, float]) -> frozenset[str]:
 
 
 def _alike(ops: tuple[Op, ...], cores: bool) -> list[list[Op]]:
-    """The segment's ops that may use links, those together that cost the same. `cores`: kernels run on the host's, which loaders use too."""
+    """The segment's ops that may use links, in lists of ops that cost the same. `cores`: kernels run on the host's cores, which loaders
+    use too."""
     found: dict[tuple[object, ...], list[Op]] = {}
     for op in ops:
         if op.kind in MOVES:

@@ -19,7 +19,7 @@ from sim.program import HOST, Call, Op, Program
 from sim.work import HostWork
 
 LOADER = "loader"
-"""Threads of loader processes begin with it."""
+"""The names of loader processes' threads begin with it."""
 
 
 def neighbours(pricer: Pricer, op: Op, cost: Cost, rank: int, world: int) -> Iterator[tuple[int, Cost]]:
@@ -40,12 +40,13 @@ def neighbours(pricer: Pricer, op: Op, cost: Cost, rank: int, world: int) -> Ite
 
 
 def _machines(cost: Cost) -> Iterator[str]:
-    """Of what it takes: `n3` of `n3.cores` and of `n3/gpu0>n3/sw1`."""
+    """Names of the machines whose resources the cost uses: `n3` for `n3.cores` and for `n3/gpu0>n3/sw1`."""
     return (name.replace("/", ".").partition(".")[0] for name, _ in cost.uses)
 
 
 def together(cost: Cost, taken: Iterable[Cost]) -> Cost:
-    """A `cost` with all that is `taken` of the same disks, buses and links where the op runs at the same time for other ranks, too."""
+    """The `cost` with its uses replaced by the sum of what `taken` uses of the same disks, buses and links: the op runs at the same
+    time for several ranks, of which `taken` holds all costs, its own included."""
     alone: dict[str, float] = {}
     for name, amount in cost.uses:
         alone[name] = alone.get(name, 0.0) + amount
@@ -58,12 +59,12 @@ def together(cost: Cost, taken: Iterable[Cost]) -> Cost:
 
 
 def spent(op: Op, cost: Cost) -> float:
-    """Seconds of the training thread: its own work, or a launch."""
+    """Seconds for which the op keeps the training thread busy: the thread's own work, or a launch."""
     return cost.seconds if op.lane == HOST and op.kind in ("host", "compute", "copy") else cost.host
 
 
 def busy(program: Program, pricer: Pricer, rank: int) -> float:
-    """What the rank's training thread spends for each batch of its loaders when it never waits."""
+    """Seconds for which the rank's training thread is busy for each batch of its loaders, if it never waits."""
     threads = program.threads(rank)
     batches = sum(call.segment == thread for thread, calls in threads.items() if thread.startswith(LOADER) for call in calls)
     calls = Counter(call.segment for call in threads[HOST])
@@ -72,8 +73,9 @@ def busy(program: Program, pricer: Pricer, rank: int) -> float:
 
 
 def crowding(batch: list[tuple[Op, Cost]], pricer: Pricer, rank: int, program: Program, shares: Mapping[str, float] | None = None) -> float:
-    """How much longer the machine's loader processes take for a `batch` of this rank in the steady state than one of them alone. `shares`: what
-    they have of resources that other programs' processes fill, too."""
+    """The factor (1 or more) by which a `batch` of this rank takes longer in the steady state, beside all loader processes of the
+    machine, than with one of them alone. `shares`: resource -> the share (0 to 1) that other programs' processes leave to these; None:
+    all of it."""
     demand: dict[str, float] = {}
     for op, cost in batch:
         for name, amount in _demand(op, cost, pricer, rank, program).items():
@@ -87,7 +89,8 @@ def crowding(batch: list[tuple[Op, Cost]], pricer: Pricer, rank: int, program: P
 
 
 def steady(ops: list[tuple[Op, Cost]], crowded: float) -> list[tuple[Op, Cost]]:
-    """Ops of a loader process as slow as its machine is `crowded`; nothing is left to share."""
+    """Ops of a loader process, slowed by the factor `crowded` where they use shared resources. They then use none any more, as the
+    factor holds all sharing."""
     return [(op, replace(cost, seconds=cost.seconds * crowded, latency=0.0, uses=())) if cost.uses else (op, cost) for op, cost in ops]
 
 
@@ -95,17 +98,19 @@ class Loaded(NamedTuple):
     """What reading a program's batches takes of a resource."""
 
     rate: float
-    """Per second, in the steady state."""
+    """The amount that it takes per second in the steady state."""
     processes: float
+    """How many processes take it."""
 
 
 def loads_ahead(program: Program) -> bool:
-    """Has it loader processes? Else training threads read for themselves."""
+    """Whether the program has loader processes. If not, training threads read batches themselves."""
     return any(_loads(program, rank) for rank in range(program.world))
 
 
 def loaded(program: Program, pricer: Pricer, step: float) -> dict[str, Loaded]:
-    """What its loader processes, or the training threads that read for themselves, take of each resource where a step takes `step` seconds."""
+    """Resource -> what the program's loader processes take of it, or its training threads where these read themselves. `step`: seconds
+    of a step."""
     found: dict[str, Loaded] = {}
     for rank in range(program.world):
         calls = ((thread, call) for thread, made in program.threads(rank).items() for call in made)
@@ -123,17 +128,17 @@ def loaded(program: Program, pricer: Pricer, step: float) -> dict[str, Loaded]:
 
 
 def _full(program: Program, thread: str, call: Call) -> bool:
-    """Is the call of the last step, and a whole batch where a loader makes it?"""
+    """Whether the call belongs to the last step and, if a loader makes it, reads a whole batch."""
     return call.step == program.steps - 1 and (thread == HOST or (thread.startswith(LOADER) and call.segment == thread))
 
 
 def _reads(op: Op) -> bool:
-    """Is it a loader's, or does a training thread wait for what it copies to its host?"""
+    """Whether the op is a loader's, or a copy that the training thread itself makes (it reads the batch)."""
     return op.lane.startswith(LOADER) or (op.lane == HOST and op.kind == "copy")
 
 
 def _demand(op: Op, cost: Cost, pricer: Pricer, rank: int, program: Program) -> dict[str, float]:
-    """Of each resource, what all loader processes of the machine take for one such op of each."""
+    """Resource -> what all loader processes of the machine take of it when each of them runs one such op."""
     found: dict[str, float] = {}
     for other, there in neighbours(pricer, op, cost, rank, program.world) if cost.uses else ():
         for name, amount in there.uses if _loads(program, other) else ():
@@ -142,8 +147,8 @@ def _demand(op: Op, cost: Cost, pricer: Pricer, rank: int, program: Program) -> 
 
 
 def _threads(batch: list[tuple[Op, Cost]], pricer: Pricer, rank: int, program: Program) -> dict[str, float]:
-    """Seconds that training threads take of the machine's cores for the batches that a rank's loaders make at a time, where these and they
-    outnumber its cores. More threads than cores take all of them for as long as they are said to work."""
+    """Core seconds that training threads take of the machine while a rank's loaders make one batch each. Empty unless training threads
+    and loaders together outnumber the cores. More training threads than cores count as all cores."""
     for op, cost in batch:
         for cores, amount in (use for use in cost.uses if use[0].endswith(".cores")):
             ranks, most = [other for other, _ in neighbours(pricer, op, cost, rank, program.world)], pricer.capacity[cores]
@@ -154,7 +159,7 @@ def _threads(batch: list[tuple[Op, Cost]], pricer: Pricer, rank: int, program: P
 
 
 def _loads(program: Program, rank: int) -> bool:
-    """Only some stages of a pipeline read batches."""
+    """Whether the rank has loader processes. In a pipeline only some stages read batches."""
     return f"{LOADER}.0" in program.threads(rank)
 
 

@@ -24,18 +24,19 @@ class MeetingCosts:
     def __init__(
         self, program: Program, pricer: Pricer, groups: Groups, folded: bool, near: Beside, between: Sequence[Passage] = ()
     ) -> None:
-        """`folded`: equal groups count on shared links; `near`: the ranks that may take what a rank takes; None: all. `between`: what meetings
-        take between nodes."""
+        """`folded`: some ranks stand for others, whose groups count on shared links, too. `near`: (rank) -> the ranks that may use the
+        same resources; None: all may. `between`: the links between nodes that collectives and messages use."""
         self._program, self._pricer, self._groups, self._folded, self._near = program, pricer, groups, folded, near
         self._known: dict[tuple[object, ...], Cost] = {}
-        """By what is sent, how, in which group, and the rank: equal layers ask for the same."""
+        """Cost by what is sent, how, in which group, and the rank. Equal layers ask for the same cost."""
         self._worked: dict[int, dict[int, float]] = {}
-        """Of each rank: seconds that it has worked before each meeting."""
+        """Rank -> {id() of a collective or message: seconds that the rank computes between the one before and this one} (`worked`)."""
         self._crowds = crowds_of(groups, near)
         self._orbits = orbits(between, list(map(groups.stands_for, range(program.world))), pricer.capacity) if between else {}
 
     def collective(self, op: Op, rank: int) -> Cost:
-        """A collective of the rank's group, which NCCL runs as if alone, beside those of the groups that are simulated as this one."""
+        """The cost of a collective of the rank's group: NCCL runs it as if it were alone, but the groups that are simulated as this one
+        run theirs at the same time."""
         key = (op.name, op.cls, op.bytes, op.how, op.works, op.lane, op.group, rank)
         cost = self._known.get(key)
         if cost is None:
@@ -51,7 +52,8 @@ class MeetingCosts:
         return self._after(op, cost, rank)
 
     def message(self, op: Op, rank: int) -> Cost:
-        """A message that `rank` sends; where the rank stands for all of a ring, the ring's slowest hop, for which all of it waits."""
+        """The cost of a message that `rank` sends. Where the rank stands for all of a ring: the cost of the ring's slowest hop, for
+        which all members wait."""
         key = (op.peer, op.bytes, op.lane, op.group, rank)
         cost = self._known.get(key)
         if cost is None:
@@ -69,7 +71,7 @@ class MeetingCosts:
         return self._after(op, cost, rank)
 
     def _after(self, op: Op, cost: Cost, rank: int) -> Cost:
-        """A meeting's cost after what the rank computes before it."""
+        """The cost once it is known how long the rank has computed since it last met others (`sim.cost.price.met`)."""
         if not cost.drift and not cost.wander:
             return cost
         found = self._worked.get(rank)
@@ -79,8 +81,9 @@ class MeetingCosts:
         return met(cost, found.get(id(op), cost.drift_after))
 
     def _hop(self, op: Op, rank: int) -> Cost:
-        """A message from `rank`. Where its peer is simulated as `rank` is, it arrives at `rank` from who is as far before: the links at its
-        end are those on which `rank` itself is reached, where other messages may wait for them."""
+        """The cost of a message from `rank`. Where `rank` stands for its peer, too, the links at the receiving end are those of the
+        message that arrives at `rank` itself, from the rank that is as far before it: other messages of `rank` may wait for these
+        links."""
         groups = self._groups
         peer = groups.peer_of(op, rank)
         cost = self._pricer.message(op, rank, peer, 1)
@@ -91,14 +94,15 @@ class MeetingCosts:
         return replace(cost, uses=(*cost.uses[:leave], *come.uses[arrive:]))
 
     def _beside_twins(self, op: Op, rank: int, cost_of: CostOf, twin: Twin) -> Cost:
-        """What the op costs from `rank` on, beside the same op of those that are simulated as one with it."""
+        """The cost of the op as `rank` starts it, while the ranks that are simulated as one with it run the same op."""
         if not self._folded:
             return cost_of(rank)
         return on_orbits(self._crowds.beside(op, rank, cost_of, twin, self._pricer.capacity), self._orbits)
 
 
 def _waited_for(own: Cost, slowest: Cost) -> Cost:
-    """A ring's slowest hop. One that is slower by its way's latency alone takes what the rank's own does, whose links its other ops are on."""
+    """The cost of a ring's slowest hop. If this is slower by the latency of its path alone, the rank's own hop with that time: the
+    rank's other ops use the links of its own hop."""
     if slowest.seconds - slowest.latency > (own.seconds - own.latency) * _EQUAL:
         return slowest
     return replace(own, seconds=slowest.seconds, latency=slowest.latency)

@@ -1,7 +1,7 @@
-"""Links between switches that the same mix of ranks takes: one is simulated for all of them.
+"""Links between switches that are used by the same mix of ranks: one link is simulated for all of them.
 
-Routes pick a spine by destination, so that stages of one replica may lie on different ones while each of these carries the same stages of
-all replicas. Ranks that are simulated once would never meet there. Colours of links, as `sim.engine.fold` has colours of ranks.
+Routes pick a spine by destination. So stages of one replica may use different spines, while each of these carries the same stages of
+all replicas. Ranks of which each is simulated for many would never meet there. So links get colours, as ranks do in `sim.engine.fold`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from sim.engine.sharing import merged
 
 
 def orbits(found: Sequence[Passage], stands_for: Sequence[int], capacity: Mapping[str, float]) -> dict[str, str]:
-    """For each link between switches that is not simulated itself the one that stands for it: as many passages of each kind take it, by who is
-    simulated for their members."""
+    """Link between switches that is not simulated -> the equal link that is. Links are equal when they have the same capacity and as
+    many passages of each kind use them; a passage's kind is its purpose and who is simulated for its members. `stands_for[rank]`: the
+    rank simulated in its place. `capacity`: link -> amount per second."""
     first: dict[object, str] = {}
     users = sorted(users_of(found, stands_for).items())
     one = {name: first.setdefault((capacity[name], taking), name) for name, taking in users}
@@ -25,7 +26,8 @@ def orbits(found: Sequence[Passage], stands_for: Sequence[int], capacity: Mappin
 
 
 def on_orbits(cost: Cost, one: Mapping[str, str]) -> Cost:
-    """What a meeting costs on the links that are simulated: of equal ones it takes as much as of each."""
+    """A collective's or message's cost on simulated links alone. `one` is what `orbits` found. Of a link that stands for several it
+    takes the largest amount that it takes of any of these."""
     if one.keys().isdisjoint(name for name, _ in cost.uses):
         return cost
     taken: dict[str, float] = {}

@@ -20,7 +20,8 @@ from sim.engine.meeting_costs import MeetingCosts
 from sim.program import COMPUTE, HOST, LATER, MEETING, Op, Program
 
 _OFTEN = 4
-"""Calls of a segment from which on condensing it pays: that runs its inside twice, alone and beside a collective, before the simulation."""
+"""A segment is condensed only if it is called at least this often: before the simulation, condensing runs its inside twice, alone and
+beside a collective."""
 RunAlone = Callable[["Pricing", list[Priced], int, bool], Alone]
 
 
@@ -62,7 +63,8 @@ class Pricing:
         self._outside: dict[int, frozenset[str]] = {}
 
     def shorten(self, ranks: Iterable[int], condensed: bool) -> None:
-        """From now on runs of kernels are fused, and (`condensed`) stretches that meet nobody else are run once."""
+        """From now on runs of kernels are fused and, with `condensed`, stretches that meet no other simulated rank are run once.
+        `ranks`: those that are simulated."""
         self.fused, self.condensed = True, condensed
         self.local, self.quiet, self.idle, self._contended = links_of(
             self.program, self.groups, ranks, self._cost, self.pricer.capacity, self._computes
@@ -94,11 +96,12 @@ class Pricing:
         return [(op, local(op, rank)) for op in self.program.segments[name]]
 
     def _beside(self, line: tuple[Op, ...]) -> bool:
-        """Does the segment hold collectives beside compute? Without them short programs compose exactly as they are."""
+        """Whether the segment holds collectives beside compute. Without them, the ops of short programs compose exactly without
+        condensing."""
         return any(op.kind == "collective" and op.lane != COMPUTE for op in line)
 
     def priced(self, line: tuple[Op, ...], rank: int) -> list[Priced]:
-        """Each op with its cost; folded, with what the ranks of its machine that it stands for take too."""
+        """Each op with its cost. If ranks are folded, its uses include those of the ranks of the same machine for which `rank` stands."""
         local = self.pricer.local
         costs = [local(op, rank) for op in line]
         if self.folded:
@@ -121,8 +124,8 @@ class Pricing:
         )
 
     def _crowded(self, rank: int, batch: str) -> float:
-        """By how much the rank's loader processes are slower than one alone, as its segment of a whole `batch` tells: what a late one does
-        before its first is no more crowded."""
+        """The factor by which the rank's loader processes are slower than one alone. It is found from the segment of a whole `batch`;
+        what a late loader does before its first batch has the same factor."""
         key = (rank, batch)
         if key not in self._crowding:
             ops = [(op, self.pricer.local(op, rank)) for op in self.program.segments[batch]]
@@ -138,36 +141,36 @@ class Pricing:
         return found
 
     def _often(self, rank: int, thread: str, name: str) -> bool:
-        """Is it worth while to run the inside of a segment before? Segments that differ little are one here: they take turns on the same lanes, whose
-        order is lost between a stretch and ops by themselves."""
+        """Whether it is worth while to run the segment's inside beforehand. A segment and its `LATER` one count together: they take
+        turns on the same lanes, and the order there would be lost if only one of them became a stretch."""
         calls, first = self._calls(rank, thread), name.removesuffix(LATER)
         return calls[first] + calls[first + LATER] >= _OFTEN
 
     def whole(self, op: Op, cost: Cost, rank: int) -> Cost:
-        """The whole cost of a collective that is an op like any other."""
+        """The cost of a collective that is treated as an op like any other: its time, and no use of links."""
         whole = self.collective(op, rank)
         return Cost(whole.seconds, whole.source, host=cost.host)
 
     def collective(self, op: Op, rank: int) -> Cost:
-        """A collective of the rank's group."""
+        """The cost of a collective of the rank's group."""
         return self._met.collective(op, rank)
 
     def message(self, op: Op, rank: int) -> Cost:
-        """A message that `rank` sends."""
+        """The cost of a message that `rank` sends."""
         return self._met.message(op, rank)
 
     def meets(self, op: Op) -> bool:
-        """Does the op need other ranks that are simulated?"""
+        """Whether the op must meet other ranks: a collective or message that is not `local`."""
         return op.kind in MEETING and id(op) not in self.local
 
     def meeting(self, op: Op, rank: int) -> Cost:
-        """A collective of the rank's group, or a message that it sends."""
+        """The cost of a collective of the rank's group, or of a message that it sends."""
         return self.collective(op, rank) if op.kind == "collective" else self.message(op, rank)
 
     def _cost(self, op: Op, rank: int) -> Cost:
         if op.kind in ("collective", "send"):
             return self.meeting(op, rank)
-        return self.priced((op,), rank)[0][1]  # with what the ranks take that it stands for
+        return self.priced((op,), rank)[0][1]  # includes the uses of ranks for which it stands
 
     def _computes(self, rank: int) -> float:
         """Seconds of the kernels that the rank's thread launches in all steps."""
@@ -203,7 +206,7 @@ class Pricing:
         return found
 
     def alone(self, ops: list[Priced], rank: int, beside: bool) -> Alone:
-        """`ops` run by themselves on an idle rank, or `beside` a collective that never ends."""
+        """Runs `ops` by themselves on an idle rank; with `beside`, next to a collective that never ends."""
         # Nothing else runs: collectives on the compute lane are work like any other unless another lane communicates beside them.
         quiet = all(op.lane in (COMPUTE, HOST) for op, _ in ops if op.kind == "collective")
         local = frozenset(id(op) for op, _ in ops if op.kind == "collective") if quiet else frozenset()

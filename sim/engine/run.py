@@ -67,7 +67,7 @@ class Engine:
         self.states: dict[int, RankState] = {}
         self.spans: list[Span] = []
         self._changes: dict[int, list[tuple[float, int, int]]] = {}
-        """Of each rank's memory: when, whether it grows, by how much."""
+        """Rank -> changes of its memory: (seconds, 1 for an allocation or 0 for a free, bytes)."""
 
     def run(self) -> Trace:
         """Runs all ranks to the end. Raises `BadInput` when some would wait for ever."""
@@ -102,7 +102,7 @@ class Engine:
                 yield call, op, cost, flops
 
     def _complete(self, come: list[Arrival]) -> None:
-        """All have come: the transfer runs once for all of them."""
+        """All members have come: runs the transfer once for all of them."""
         last, start = max(come, key=itemgetter(1))
         items = [item for item, _ in come]
         cost = self._meeting_cost(items)

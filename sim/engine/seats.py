@@ -1,4 +1,4 @@
-"""Who meets whom: for each group (or pair of ranks) a table at which its ops come together by number, and each rank's place there."""
+"""Matches ops across ranks. Each group (or pair of ranks) has a table, where its ops meet by number; each rank has a seat there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sim.engine.groups import Groups
 from sim.program import Op
 
 A = TypeVar("A")
-"""What is known of one who has come."""
+"""What is kept of one member that has come."""
 
 
 class Table(Generic[A]):
@@ -22,7 +22,7 @@ class Table(Generic[A]):
         self.open: dict[int, list[A]] = {}
 
     def come(self, number: int, one: A) -> list[A] | None:
-        """One more has come to a meeting: all of them, if it is the last."""
+        """Adds a member to meeting `number`. Returns all members if this is the last one, else None."""
         come = self.open.setdefault(number, [])
         come.append(one)
         if len(come) < self.needed:
@@ -40,7 +40,7 @@ class Seat(Generic[A]):
         self.table, self.number = table, 0
 
     def next(self) -> tuple[Table[A], int]:
-        """The meeting to which its next op comes."""
+        """The table and the number of the meeting to which the rank's next op comes."""
         self.number += 1
         return self.table, self.number
 
@@ -55,7 +55,7 @@ class Seats(Generic[A]):
         self._of: dict[tuple[int, str, str, str, int], Seat[A]] = {}
 
     def of(self, op: Op, rank: int) -> Seat[A]:
-        """The rank's place for an op: collectives meet by lane, messages by pair and direction."""
+        """The rank's seat for an op. Collectives meet by group and lane, messages by pair of ranks and direction."""
         asked = (rank, op.kind, op.group, op.lane, op.peer)
         seat = self._of.get(asked)
         if seat is None:
@@ -79,5 +79,5 @@ class Seats(Generic[A]):
         return seat
 
     def waiting(self) -> Iterator[A]:
-        """Those who have come to meetings that others never came to: nobody, when a run has ended well."""
+        """All who have come to a meeting to which others never came. None, when a run has ended well."""
         return (one for table in self._tables.values() for come in table.open.values() for one in come)

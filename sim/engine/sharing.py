@@ -14,12 +14,13 @@ from sim.engine.agenda import Clock
 
 _SLACK = 1 + 1e-12
 _SAME = 1e-12
-"""Seconds (of a second that has passed) by which equal flows may seem to end apart, by rounding alone: those of equal ranks would drift from each
-other ever further, since who is first finds the link free."""
+"""Flows whose ends differ by less than this count as ending together: seconds, or a share of the time that has passed where this is
+above one second. Equal flows may differ so by rounding alone. Without this, equal ranks would drift further and further apart, since
+the first finds the link free."""
 _FILLED = 1 << 14
-"""Mixes of flows whose rates are kept."""
+"""At most so many mixes of flows have their rates kept."""
 Want = tuple[int, float]
-"""What a flow names, by id() (`Sharing._alike` keeps it), and its weight: who wants the same has the same rate."""
+"""(id() of a flow's uses, which `Sharing._alike` keeps; its weight). Flows that want the same have the same rate."""
 Uses = tuple[tuple[str, float], ...]
 """What a flow wants of each resource per second."""
 
@@ -37,7 +38,7 @@ class Flow:
 
     @property
     def crowded(self) -> list[tuple[str, Resource]]:
-        """Its resources whose flows want more than they have, by name."""
+        """(name, resource) of those of its resources whose flows together want more than there is."""
         return [(name, resource) for (name, _), (resource, _) in zip(self.uses, self.taken, strict=True) if resource.wish > resource.most]
 
 
@@ -58,7 +59,7 @@ class Resource:
 
 
 Taken = tuple[tuple[Resource, float], ...]
-"""`Uses` by the resources themselves."""
+"""`Uses` with the resources themselves in place of their names."""
 
 
 class Sharing:
@@ -68,11 +69,12 @@ class Sharing:
         self._clock, self._source = clock, capacity
         self._resources: dict[str, Resource] = {}
         self._known: dict[int, tuple[Uses, Uses, Taken, float]] = {}
-        """By id() of what a flow names, which is kept: each resource once, but for `idle` ones, also as itself, and what it wants of the first."""
+        """id() of a flow's uses -> (these, kept so that the id stays theirs; each resource once and without `idle` ones; the same as
+        `Taken`; what it wants of the first resource)."""
         self._alike: dict[Uses, Uses] = {}
-        """What flows name, once of all that are equal."""
+        """One object for all equal uses of flows."""
         self._filled: dict[tuple[Want, ...], dict[Want, float]] = {}
-        """By what all flows want that can slow each other: the rate of each. Layers are equal, and so are many ranks."""
+        """What all flows want that can slow each other -> the rate of each. Equal layers and ranks ask for the same mix again."""
         self.idle: frozenset[str] = frozenset()
         """Resources that never bind: what flows take of them need not be known."""
 
@@ -82,12 +84,12 @@ class Sharing:
         return {name: resource.moved for name, resource in self._resources.items() if resource.moved}
 
     def limit(self, left: Mapping[str, float]) -> None:
-        """Before anything starts: of these resources there is so much."""
+        """Sets the capacity (per second) of these resources. Call it before anything starts."""
         self._resources.update((name, Resource(capacity)) for name, capacity in left.items())
 
     def start(self, seconds: float, uses: Uses, done: Callable[[], None], share: float = 0.0) -> None:
-        """Runs `done` when `seconds` of work at full speed have been served. `share`: of the first resource, what one of the equal flows
-        takes that this one stands for; 0: it is one."""
+        """Starts a flow. Calls `done` when it has done `seconds` of work at full speed. `share`: where the flow stands for several
+        equal ones, what one of these takes of the first resource; 0: it is a single flow."""
         known = self._known.get(id(uses))
         if known is None:
             once = tuple(use for use in merged(uses) if use[1])  # an exchange of no bytes waits for nobody
@@ -138,7 +140,8 @@ class Sharing:
             flow.done()
 
     def _with(self, first: Flow) -> dict[Flow, None]:
-        """Those that end now: `first`, and who shares a crowded resource with it and has no more to do than rounding leaves."""
+        """The flows that end now: `first`, and those that share a crowded resource with it and have no more work left than rounding
+        explains."""
         now = self._clock.now
         least = _SAME * max(1.0, now)
         beside = (flow for _, resource in first.crowded for flow in resource.users)

@@ -1,6 +1,6 @@
-"""Runs of ops as one op, before they stand in a program: what `condense` and `fuse` make of a stretch, found once for equal layers.
+"""Shortens runs of ops before they stand in a program: applies `condense` and `fuse` to a stretch once for all equal layers.
 
-For ranks of one stage that are simulated once, on machines where all stages' ranks are alike.
+For pipelines in which one rank is simulated for each stage, on machines where all stages' ranks have equal places.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sim.program import COMPUTE, EVENTS, HOST, MEETING, Op, Program
 from topologies.graph import Topology
 
 _LAUNCHED = frozenset({*EVENTS, *MEETING})
-"""Kinds of which a GPU's rank by itself pays for the launch, each time the same."""
+"""Kinds of ops that cost a GPU's rank by itself only their launch, which always costs the same."""
 
 
 class Shortcut:
@@ -31,7 +31,8 @@ class Shortcut:
     def __init__(self, pricer: Pricer, mesh: Mesh, topology: Topology) -> None:
         self._pricer, self._topology = pricer, topology
         self.coarse = False
-        """What transfers inside a layer lose to others on their links, and gaps to what runs beside them, is left out."""
+        """Whether to leave out what transfers inside a layer lose to others on their links, and what gaps lose to collectives beside
+        them."""
         self.capacity = pricer.capacity
         self.alike = True
         """Every collective (and message of a ring) that was shortened, or left in a shortened run, costs the same on all stages."""
@@ -40,11 +41,11 @@ class Shortcut:
         self._prices = Pricing(Program("", "cuda", mesh, {}, {}, (), 1), pricer, self._groups, True, alone, topology.beside)
         self._costs: dict[int, tuple[Cost, Op]] = {}
         self._launches: dict[tuple[str, bool, int], Cost] = {}
-        """Of ops `_LAUNCHED`, by kind, whether the thread itself runs them, and rank."""
+        """Costs of ops of kind `_LAUNCHED`: (kind, whether the thread itself runs it, rank) -> cost."""
         self._met: dict[int, tuple[Op, float, float]] = {}
-        """Collectives and messages in what was shortened, with their seconds and latency."""
+        """id() -> (collective or message in what was shortened, its seconds, its latency)."""
         self._places: dict[int, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
-        """By a group's first member: the group, and `_inside` of it."""
+        """First member of a group -> (the group, its places as of `_inside`)."""
         self._local, self.collective, self.message, self.slowdown = pricer.local, pricer.collective, pricer.message, pricer.slowdown
 
     def local(self, op: Op, rank: int) -> Cost:
@@ -62,7 +63,8 @@ class Shortcut:
         return cost
 
     def adopt(self, other: Shortcut) -> bool:
-        """Takes over what another plan's shortcut has made, where all collectives in it cost the same here, on every stage."""
+        """Takes over what another plan's shortcut has made, and returns its `alike`. Returns False and takes nothing if some collective
+        or message in it does not cost the same here, on every stage."""
         for op, seconds, latency in other._met.values():
             cost = self._prices.meeting(op, 0)
             if (cost.seconds, cost.latency) != (seconds, latency) or not self._equal(op):
@@ -71,7 +73,9 @@ class Shortcut:
         return other.alike
 
     def shorten(self, ops: tuple[Op, ...], beside: bool) -> tuple[Op, ...]:
-        """The same time in fewer ops: runs of kernels as one; where nothing runs `beside` them, whole stretches with their collectives."""
+        """Fewer ops that take the same time: runs of kernels become one op; where nothing runs `beside` them, so do whole stretches
+        with their collectives. Returns `ops` as they are, and clears `alike`, if one of their collectives or messages does not cost the
+        same on every stage."""
         priced = [(op, self.local(op, 0)) for op in ops]
         for op in ops:
             if (op.kind == "collective" or (self._rings and op.kind == "send")) and id(op) not in self._met:
@@ -100,20 +104,21 @@ class Shortcut:
         return self._prices.alone(ops, 0, beside)
 
     def _private(self, op: Op) -> bool:
-        """All members on one stage, for whom one rank stands; and where stages send messages, no sums between kernels over the NICs, which those
-        take, too."""
+        """Whether all members are on one stage, where one rank stands for them. In a pipeline, a collective on the compute lane must
+        also stay inside a node: over NICs it would share links with the messages between stages."""
         if len(self._groups.represented(op.group, 0)) > 1:
             return False
         return len(self._ranks) == 1 or op.lane != COMPUTE or op.kind != "collective" or self.inside(op.group)
 
     @cached_property
     def _rings(self) -> bool:
-        """Are rings shortened? Where they lose nothing to other messages they are: inside a node that no pipeline goes through."""
+        """Whether rings' messages are shortened, too. They are if `coarse`, or where they lose nothing to other messages: inside a
+        node, with the neighbouring stages on other nodes."""
         node = self._topology.node
         return self.coarse or (self.inside("cp") and all(node(one) != node(other) for one, other in pairwise(self._ranks)))
 
     def _equal(self, op: Op) -> bool:
-        """Does the collective or message cost the same on every stage?"""
+        """Whether the collective or message costs the same on every stage."""
         here = self._groups.members(op.group, 0)
         inside = self._inside(here)
         one: Cost | None = None
@@ -128,11 +133,11 @@ class Shortcut:
         return True
 
     def inside(self, *axes: str) -> bool:
-        """Does each of the groups along these axes lie in one node?"""
+        """Whether rank 0's group along each of these axes lies in one node."""
         return all(self._inside(self._groups.members(axis, 0)) is not None for axis in axes)
 
     def _inside(self, members: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The members' places in their node; None where they have several."""
+        """The members' places in their node; None where they lie on several nodes."""
         found = self._places.get(members[0], ((), None))
         if found[0] is not members:
             one = len({self._topology.node(rank) for rank in members}) == 1

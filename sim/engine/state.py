@@ -1,6 +1,6 @@
-"""What the engine keeps while it runs: items on lanes, marks (events), lanes, ranks.
+"""The data of the engine that makes a trace: items (ops under way), marks (events), lanes and ranks.
 
-Nothing here knows time's order: `sim.engine.run` moves these by the rules of CUDA's streams and events.
+These hold state alone; `sim.engine.run` changes it by the rules of CUDA's streams and events.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sim.engine.seats import Table
 from sim.program import Call, Op
 
 Resume = Callable[[float, "Item | None"], None]
-"""Called with the time from which the waiter may go on, and the item that let it."""
+"""Called with the time (seconds) from which the waiter may go on, and the item that made this possible (None: there is none)."""
 
 
 class Item:
@@ -52,7 +52,8 @@ class Item:
         self.index = -1
         self.table: Table[tuple[Item, float]] | None = None
         self.turn = -1
-        """What needs others: where it meets them, and its number there (a message's as it was issued)."""
+        """`table`, `turn`: for a collective or message, where it meets the others, and its number there. A message gets them when it is
+        issued."""
 
     @property
     def ready(self) -> float:
@@ -62,7 +63,7 @@ class Item:
 
 
 class Mark:
-    """An event: not yet, or happened at `time`. Waiters are called once, at the moment when the time is known."""
+    """An event. `time`: when it happened (seconds); None: not yet. Waiters are called once, as soon as the time is known."""
 
     __slots__ = ("item", "time", "waiters")
 
@@ -72,7 +73,7 @@ class Mark:
         self.waiters: list[Resume] = []
 
     def fire(self, time: float, item: Item | None) -> None:
-        """It happened at `time` (seconds), by `item`: everybody who waits goes on."""
+        """Sets the time (seconds) at which the event happened, and the item that recorded it, and resumes all who wait."""
         self.time, self.item = time, item
         waiters, self.waiters = self.waiters, []
         for resume in waiters:
@@ -125,7 +126,7 @@ class RankState:
         return lane
 
     def mark(self, event: str, number: int) -> Mark:
-        """Event number `number` (across threads); what lies before the beginning has happened."""
+        """Event number `number`, which all threads of the rank share. Events with negative numbers have happened."""
         mark = self.numbered.get((event, number))
         if mark is None:
             mark = self.numbered[event, number] = Mark()

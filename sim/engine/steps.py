@@ -27,19 +27,20 @@ class Step(NamedTuple):
     seconds: float
     """From the end of the step before (the first: from 0)."""
     host: float
-    """That the busiest rank's training thread spends in it when it never waits."""
+    """Seconds for which the busiest rank's training thread works in it, without waiting."""
 
     @property
     def settled(self) -> float:
-        """Seconds of every further step: one that was shorter than what its thread spends began while the device was behind."""
+        """Seconds of every further step. A step can be shorter than its thread's work only because it began while the device was still
+        behind; further steps then take as long as the thread."""
         return max(self)
 
 
 def step_times(program: Program, pricer: Pricer, symmetry: Symmetry = True, alike: bool = False, apart: bool = False) -> list[Step]:
-    """The steps: `metrics.step_times` of the condensed simulation.
+    """The steps of a program: the same as `metrics.step_times` of the condensed simulation.
 
-    `alike`: all ranks price equal ops alike. `apart`: in program order where that tells them, which is faster, and leaves out what
-    transfers lose to others on the same links. Raises `BadInput` when the program deadlocks.
+    `alike`: all ranks price equal ops alike. `apart`: run in program order (`sim.engine.inorder`) where that can find the times; it is
+    faster, and leaves out what transfers lose to others on the same links. Raises `BadInput` when the program deadlocks.
     """
     folded = symmetry is not False
     stands_for = representatives(program, symmetry)
@@ -66,7 +67,7 @@ def step_times(program: Program, pricer: Pricer, symmetry: Symmetry = True, alik
 
 
 def _steps(ends: dict[int, float], hosts: list[dict[int, float]]) -> list[Step]:
-    """From when each step ends, and what the training threads spend in each."""
+    """The steps, from the seconds at which each ends and the seconds for which each training thread works in it."""
     found, last = list[Step](), 0.0
     for step in sorted(ends):
         found.append(Step(max(0.0, ends[step] - last), max(host.get(step, 0.0) for host in hosts)))
@@ -75,7 +76,7 @@ def _steps(ends: dict[int, float], hosts: list[dict[int, float]]) -> list[Step]:
 
 
 def _spent(lines: list[Line]) -> dict[int, float]:
-    """Seconds of each step that a thread is busy by itself."""
+    """Step -> seconds for which a thread itself is busy in it."""
     known: dict[int, float] = {}
     found: dict[int, float] = {}
     for step, _, code in lines:
@@ -96,7 +97,7 @@ def lines_of(prices: Pricing, assembler: Assembler, state: State, thread: str) -
 
 
 def alone(prices: Pricing, ops: list[Priced], rank: int, beside: bool) -> Alone:
-    """`ops` run by themselves on an idle rank, or `beside` a collective that never ends."""
+    """Runs `ops` by themselves on an idle rank; with `beside`, next to a collective that never ends."""
     state = State(rank, prices.pricer.slowdown(rank))
     clocks = Clocks(prices)
     thread = issue(clocks, state, HOST, [(0, 0, Assembler(prices, prices.idle).code(state, HOST, ops))])

@@ -23,12 +23,12 @@ class Thread:
         self.done = False
         self._freed_by: Item | None = None
         self._issuing = self._freed = False
-        """It issues an op now; what that waits for has come meanwhile."""
+        """`_issuing`: it issues an op now. `_freed`: what this op waits for has come meanwhile."""
         state.threads.add(name)
 
     def run(self) -> None:
-        """Issues ops until one blocks; called again by what it waited for, perhaps before that is issued: hundreds of ops in a row may wait for
-        what has come long ago, so that the call of each must not stand in that of the one before."""
+        """Issues ops until one blocks. What that op waits for calls this again, perhaps while the op is still being issued: then only
+        `_freed` is set. Hundreds of ops in a row may wait for what has come long ago, so these calls must not nest."""
         if self._issuing:
             self._freed = True
             return
@@ -101,7 +101,7 @@ class Thread:
         self._freed_by = item
 
     def _before(self, lane: Lane) -> tuple[Item | None, str]:
-        """What an op of the thread's own that need not wait goes on from."""
+        """What lets an op of the thread's own begin that need not wait: (item or None, "event" or "lane")."""
         if self._freed_by is not None and self._freed_by is not lane.last_done:  # the thread has waited since, then perhaps launched
             return self._freed_by, "event"
         return lane.last_done, "lane"

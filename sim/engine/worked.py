@@ -1,4 +1,4 @@
-"""How long ranks have worked since they met, where the cost of a meeting hangs on it (`Cost.drift`)."""
+"""How long a rank has computed since its last collective or message. Some costs depend on it (`Cost.drift`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from sim.program import MEETING, Op
 
 
 def worked(calls: Iterable[str], segments: Mapping[str, Sequence[Op]], seconds: Callable[[Op], float]) -> dict[int, float]:
-    """Of each collective and message, by its id(): `seconds` of what the thread that calls these segments computes since the one before; of one
-    that is called again and again, the last time."""
+    """id() of each collective and message -> seconds that the thread computes between the one before and this one. If an op is called
+    again and again, the last time counts. `calls`: the segments that the thread calls, in order; `seconds(op)`: what an op takes."""
     found: dict[int, float] = {}
     parts: dict[str, tuple[Op | None, float, float]] = {}
     since = 0.0
@@ -25,7 +25,8 @@ def worked(calls: Iterable[str], segments: Mapping[str, Sequence[Op]], seconds: 
 
 
 def _inside(line: Sequence[Op], seconds: Callable[[Op], float], found: dict[int, float]) -> tuple[Op | None, float, float]:
-    """(the segment's first meeting, what is computed before it, what is after the last); all is after where nobody meets."""
+    """(the segment's first collective or message, seconds computed before it, seconds computed after the last one). Without any: (None,
+    0, all seconds)."""
     first, before, since = None, 0.0, 0.0
     for op in line:
         if op.kind in MEETING:
