@@ -11,16 +11,17 @@ from sim.program import Op
 from sim.work import MemoryBound, Work
 
 COPY = "grad.copy"
-"""Class of the kernels that move gradients: to those before, into and out of buckets."""
+"""Class of the kernels that move gradients: they add them to earlier ones, or copy them into and out of buckets."""
 Way = Literal["", "add", "cast", "more"]
-"""How a micro-batch's gradients join the others': there are none; added to them in their own dtype; or kept in the dtype that travels, the first by a
-cast, further ones added to it."""
+"""How a micro-batch's gradients join those of earlier ones. "": there are no others. "add": added to them in their own dtype. "cast"
+and "more": the sum is kept in the dtype of the messages; the first micro-batch's are cast to it, later ones are added."""
 
 
 def accumulate(job: Job, part: PartOps, how: Way) -> tuple[Op, ...]:
-    """What joins the part's new gradients to those of other micro-batches: autograd's add, one kernel a tensor.
+    """The op that adds the part's new gradients to those of earlier micro-batches, as autograd does: one kernel for each tensor. Empty
+    where nothing is added.
 
-    Megatron's GEMMs add by themselves; what other kernels make is added to the main gradient in every micro-batch.
+    Megatron's GEMMs add to the main gradient themselves; gradients that other kernels make are added to it in every micro-batch.
     """
     tensors = part.part.tensors
     if not tensors or part.part.frozen or (not part.part.wgrad and not part.part.backward):
@@ -51,7 +52,7 @@ def _sums_apart(job: Job, tensors: tuple[int, ...]) -> tuple[Work, ...]:
 
 
 def _checked(job: Job, tensors: tuple[int, ...]) -> tuple[Work, ...]:
-    """What the framework does to each gradient before (`Updates.between`)."""
+    """What the framework does to each gradient before it is added (`Updates.between`)."""
     how, g, dtype = job.framework.optimizer.between, job.grad_bytes, job.framework.precision.grad_dtype
     scaled = job.plan.precision == "fp16"
     steps = [("reduce", 0.0)] * scaled + [("norm", 0.0), ("scale", g)] if how == "clip" else [("scale", g)] if how and scaled else []

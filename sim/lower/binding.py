@@ -1,4 +1,4 @@
-"""A plan bound to its network, framework and mesh for the passes of lowering, or refused: what cannot be combined, with what to change."""
+"""Binds a plan to its network, framework and mesh for the passes of lowering. Refuses what cannot be combined, and says what to change."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def job_of(plan: Plan, network: Network, framework: Framework, device: str, step
 
 
 def _crossing(network: Network, stage: Blocks) -> tuple[int, int]:
-    """What the stage's first block reads, and its gradients: maps of pictures get smaller, and deeper, on the way."""
+    """Bytes that the stage's first block receives, and bytes of the gradients that it sends back. They differ by stage: feature maps of
+    images get smaller, and deeper, on the way."""
     block = stage[0][1]
     back = (block.saved_input or network.boundary) + block.beside
     return back + block.chosen, back
@@ -84,7 +85,8 @@ def refuse(job: Job) -> None:
 
 
 def _refuse_offload(job: Job) -> None:
-    """On a CPU, which has no memory besides; and of parameters that are not gathered block by block."""
+    """Refuses offloading on a CPU, where device memory is host memory, and offloading of parameters that are not gathered block by
+    block."""
     offload = job.plan.memory.offload
     said = 'optimizer.on = "cpu"' if offload == "none" and job.plan.optimizer.on == "cpu" else f'memory.offload = "{offload}"'
     if job.device == "cpu" and (offload != "none" or job.plan.optimizer.on == "cpu"):
@@ -105,7 +107,8 @@ def _refuse_offload(job: Job) -> None:
 
 
 def _refuse_kept(job: Job) -> None:
-    """A smaller mesh between forward and backward, where its framework has none, or not of such parameters."""
+    """Refuses parameters that stay sharded over a smaller mesh between forward and backward, where the framework cannot do that, or not
+    with such parameters."""
     if not job.keeps_among:
         return
     said, instead = f"parallel.reshard_after_forward = {job.mesh.inner}", "Use reshard_after_forward = true"
@@ -127,7 +130,7 @@ def _refuse_kept(job: Job) -> None:
 
 
 def _refuse_muon(job: Job) -> None:
-    """Where nothing is orthogonalized on the devices."""
+    """Refuses Muon where the host updates, or where the network has no matrices."""
     plan = job.plan
     if plan.optimizer.name != "muon" or not job.train:
         return
@@ -144,7 +147,8 @@ def _refuse_muon(job: Job) -> None:
 
 
 def _refuse_adafactor(job: Job) -> None:
-    """Where a rank has no whole matrices, or nobody has said how long their sides are."""
+    """Refuses Adafactor where the update is not torch's own on the device, where a rank has no whole matrices, or where the network
+    does not say how long their sides are."""
     o, said = job.plan.optimizer, 'optimizer.name = "adafactor"'
     if o.name != "adafactor" or not job.train:
         return
@@ -167,7 +171,7 @@ def _refuse_adafactor(job: Job) -> None:
 
 
 def _refuse_states(job: Job) -> None:
-    """Moments of another dtype than what is updated: only kernels made for them read both."""
+    """Refuses moments of another dtype than the parameters where the update has no kernels that read both."""
     o = job.plan.optimizer
     if o.states is None or not job.train:
         return
@@ -182,7 +186,7 @@ def _refuse_states(job: Job) -> None:
 
 
 def _refuse_reduction(job: Job) -> None:
-    """A flat buffer of gradients is summed as it is."""
+    """Refuses to cast a flat buffer of gradients for its message: it is summed in the dtype that it has."""
     how, dtype = job.framework, job.plan.comm.reduce_dtype
     if dtype is not None and job.flat_gradients and dtype not in ("fp32", how.precision.param_dtype):
         allowed = " or ".join(f'"{one}"' for one in dict.fromkeys(("fp32", how.precision.param_dtype)))
@@ -193,7 +197,8 @@ def _refuse_reduction(job: Job) -> None:
 
 
 def _refuse_whole(job: Job) -> None:
-    """FSDP gathers parameters of one dtype, for the block that holds them."""
+    """Refuses FSDP of weights in four bits, and of weights that two passes share: it gathers parameters of one dtype, for the block
+    that holds them."""
     if job.zero >= 3 and job.network.stored_apart:
         raise Refused(
             f'lora.base = "nf4" with zero = {job.zero}: weights packed in four bits are supported only whole on each rank. Set zero = 2 at most, or split '
@@ -207,7 +212,8 @@ def _refuse_whole(job: Job) -> None:
 
 
 def _refuse_parts_of_a_batch(job: Job) -> None:
-    """A contrastive loss compares all samples of a batch: no micro-batch has gradients of its own, and no rank trains alone."""
+    """Refuses to split the batch of a contrastive loss, which compares all its samples: no micro-batch has gradients of its own, and no
+    rank trains alone."""
     if not job.network.compares:
         return
     if job.plan.asynchronous or job.plan.local:
@@ -228,7 +234,7 @@ def _refuse_parts_of_a_batch(job: Job) -> None:
 
 
 def _refuse_tables(job: Job) -> None:
-    """Tables that their own backward updates lie on one rank each."""
+    """Refuses copies or shards of tables that their own backward updates: each such table must lie on one rank."""
     if all(part.own_state is None for _, block in job.network.blocks for part in block.parts):
         return
     if job.size("edp") > 1:

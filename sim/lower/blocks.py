@@ -1,4 +1,4 @@
-"""Parts as ops: forward, backward, weight gradients, what the host spends on them, and recomputation.
+"""Lowers a block's parts to ops: forward, backward, weight gradients, the host's work for them, and recomputation.
 
 Eager PyTorch spends host time in each module call and autograd node beside the launches; a compiled block is one
 call. Ids: `fwd/L5.attn.qkv`, `bwd/...`, `wgrad/...`, `recompute/...`.
@@ -24,13 +24,13 @@ from sim.work import Conv, Gemm, HostWork, Work
 
 
 def lower_block(job: Job, name: str, block: Block, *, first: bool = False, again: bool = False) -> BlockOps:
-    """`first`: the network's first block, whose input needs no gradient. `again`: full recomputation."""
+    """Lowers one block. `first`: it is the network's first block, whose input needs no gradient. `again`: it is recomputed as a whole."""
     made = _lowered(job, name, block, first, again)
     return covered(made) if _covers(job) else made
 
 
 def _covers(job: Job) -> bool:
-    """Do exchanges of experts run beside another micro-batch's kernels?"""
+    """Whether exchanges of experts run beside another micro-batch's kernels."""
     habits, plan = job.framework.experts, job.plan
     paired = habits.paired_overlap and plan.parallel.schedule == "dualpipe" and plan.memory.recompute == "none"
     return (habits.exchange_overlap or paired) and plan.microbatches > 1
@@ -58,13 +58,14 @@ def _lowered(job: Job, name: str, block: Block, first: bool, again: bool) -> Blo
 
 
 def _again_some(job: Job, name: str, parts: tuple[Part, ...], back: int) -> Iterator[Op]:
-    """Some parts' forward as backward repeats it; the last of them brings back what was not kept."""
+    """The forward ops of some parts that backward runs again. The last op allocates `back` bytes: the tensors that were not kept."""
     for at, part in enumerate(parts):
         yield from _forward(job, "recompute", name, part, back if at == len(parts) - 1 else 0, False)
 
 
 def _again(job: Job, name: str, block: Block, saved: list[int]) -> tuple[Ops, int]:
-    """The block's forward as backward repeats it, to its end or as far as backward needs, and the first part that it leaves out."""
+    """The block's forward as backward runs it again, to its end or only as far as backward needs (`early_stop`); and the index of the
+    first part that is left out."""
     end = recomputed.early_stop(block) if job.framework.early_stop else len(block.parts)
     redo = [op for index, part in enumerate(block.parts[:end]) for op in _forward(job, "recompute", name, part, saved[index], index == 0)]
     inputs = sum(saved[end:])
@@ -76,8 +77,9 @@ def _again(job: Job, name: str, block: Block, saved: list[int]) -> tuple[Ops, in
 
 
 def _placed(parts: tuple[Part, ...], first: bool, sizes: list[int]) -> list[int]:
-    """Bytes that come with each part's forward kernels and go with its backward ones, of `sizes` that each keeps for backward. What a part without kernels of its own one way keeps (a compiler has joined them to its
-    neighbours', or backward has nothing to do) comes and goes with the nearest part before that has kernels both ways, or else with the first."""
+    """Bytes that each part's forward kernels allocate and its backward kernels free. `sizes`: bytes that each part keeps for backward.
+    A part may have no kernels of its own in one direction (a compiler has joined them to its neighbours', or backward has nothing to
+    do). Its bytes then count for the nearest part before it that has kernels in both directions, or else for the first such part."""
     leaf = [first and index == 0 for index in range(len(parts))]
     whole = [at for at, part in enumerate(parts) if part.forward and (part.wgrad or _dgrad(part, leaf[at]))]
     found = [0] * len(parts)
@@ -108,12 +110,12 @@ def _part(job: Job, block: str, part: Part, kept: int, saved: int, opens: bool, 
 
 
 def _of_input(work: Work) -> bool:
-    """A product that only makes the gradient of the input."""
+    """Whether the work is a GEMM or convolution that only makes the gradient of the input."""
     return isinstance(work, (Gemm, Conv)) and work.role == "dgrad"
 
 
 def _forward(job: Job, phase: str, block: str, part: Part, saved: int, opens: bool) -> list[Op]:
-    """Module call, then kernels, with what the part's seam communicates around them."""
+    """The part's forward: its module call on the host, then its kernels, with the communication of its seam around them."""
     name = f"{phase}/{name_of(block, part)}"
     ops = [compute(job, name, part.forward, part.cls, alloc=saved)] if part.forward else []
     if part.reads:
@@ -137,8 +139,9 @@ def _viewed(job: Job, part: Part) -> tuple[Work, ...]:
 
 
 def _dispatched(job: Job, part: Part) -> tuple[Work, ...]:
-    """One pass of DTensor's own dispatch: by linear, split or whole on each rank (a table and the loss are one each), and by norm whose
-    sequence is split. Routed experts take their weights out of DTensor first."""
+    """The host's work for DTensor's dispatch in one pass of the part: for each linear, whether split or whole on each rank (a table and
+    the loss count as one each), and for each norm whose sequence is split. Routed experts take their weights out of DTensor first, so
+    they count none."""
     if not job.dtensor:
         return ()
     without = int(part.seam.startswith("tp.") and part.modules > 0)  # weights of its own: the loss, a head that reads the table
@@ -163,8 +166,8 @@ def _communicate_backward(job: Job, name: str, part: Part, dgrad: list[Op], wgra
 
 
 def _autograd(job: Job, name: str, part: Part, opens: bool) -> Ops:
-    """One autograd node for each forward kernel, and the hand-over of each parameter's gradient. TransformerEngine's nodes are functions in
-    Python, torch's own are not."""
+    """The host's work for autograd in backward: one node for each forward kernel, and the hand-over of each parameter's gradient.
+    TransformerEngine's nodes are Python functions, torch's own are not."""
     if not job.eager or part.detached:
         return ()
     native = part.native if job.framework.host.startswith("te") and not job.compiled else 0

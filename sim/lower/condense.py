@@ -1,4 +1,4 @@
-"""Long runs of ops that only this rank has a part in, cut down to who must wait for whom.
+"""Cuts long runs of ops that concern only this rank down to who must wait for whom.
 
 Without time an op ends as soon as what it waits for has ended. A run of kernels, records and waits therefore does no more
 than make lanes (and the thread) wait for lanes and events as they were before the run: a few waits in place of
@@ -17,7 +17,7 @@ Run = list[Op]
 
 
 def runs_of(ops: Iterable[Op], hard: Callable[[Op], bool]) -> list[Run]:
-    """Splits ops at those that other ranks or threads have a part in; these stand alone."""
+    """Splits ops into runs. Each op that concerns other ranks or threads (`hard`) is a run of its own."""
     found: list[Run] = [[]]
     for op in ops:
         if hard(op):
@@ -28,16 +28,16 @@ def runs_of(ops: Iterable[Op], hard: Callable[[Op], bool]) -> list[Run]:
 
 
 class Waits:
-    """What one run, issued by `thread`, makes wait for what."""
+    """What waits for what because of one run of ops that `thread` issues."""
 
     def __init__(self, run: Run, thread: str) -> None:
         self._own = thread
         self.lanes: dict[str, frozenset[Source]] = {}
         self.events: dict[str, tuple[frozenset[Source], str]] = {}
-        """Of each event that is recorded: what it stands for, and its lane."""
+        """Event that the run records -> (what must have happened before it, its lane)."""
         self.thread: frozenset[Source] = frozenset()
         self.needs: set[str] = set()
-        """Events recorded before the run."""
+        """Events that the run waits for and that were recorded before it."""
         for op in run:
             self._take(op)
 
@@ -67,7 +67,8 @@ class Waits:
 
 
 def condense(run: Run, waits: Waits, needed: set[str], thread: str) -> Run:
-    """The shortest list that makes the same things wait; `needed`: events that some later run waits for."""
+    """A short list of ops that makes the same lanes, events and thread wait for the same things; the run itself if that is not longer.
+    `needed`: events that some run waits for."""
     kept = {event: found for event, found in waits.events.items() if event in needed}
     moved = {lane: sources - {("lane", lane)} for lane, sources in waits.lanes.items()}
     apart = {event: sources for event, (sources, lane) in kept.items() if sources != waits.lanes[lane]}

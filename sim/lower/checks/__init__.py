@@ -1,1 +1,1 @@
-"""What every program must keep, shown by running it without time."""
+"""The laws that every program must keep, checked also by a run without time."""

@@ -1,7 +1,7 @@
-"""A program run without time: threads issue, lanes run in order, whoever must meet waits for the others.
+"""Runs a program without time: threads issue ops, lanes run them in order, and an op that meets other ranks waits for these.
 
-What runs to its end here runs to its end at any speed, since no op looks at the clock. When it stops early, the grid of
-what each lane is stuck at is the error's text, as torch's pipelining prints its schedules.
+A program that ends here ends at any speed, since no op looks at the clock. If it stops early, the error's text is a grid that shows at
+which op each lane is stuck, as torch's pipelining prints its schedules.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from topologies.errors import BadInput
 
 
 def dry_run(program: Program, stands_for: list[int]) -> None:
-    """`stands_for[rank]` is the rank that is run in its place. Raises `BadInput` with the grid of stuck ops."""
+    """Runs the program. `stands_for[rank]`: the rank that is run in its place. Raises `BadInput` with the grid of stuck ops if it
+    deadlocks."""
     run = _Run(program, stands_for)
     run.start()
     run.check()
 
 
 class _Thread:
-    """Where a CPU thread stands."""
+    """A CPU thread and the op at which it is."""
 
     def __init__(self, run: _Run, rank: Rank, name: str) -> None:
         self.run, self.rank, self.name = run, rank, name
@@ -86,13 +87,14 @@ class _Run:
         self._threads = [_Thread(self, rank, name) for rank in self._ranks for name in program.threads(rank.number)]
 
     def start(self) -> None:
-        """A list of what may go on in place of calls in calls: programs are long."""
+        """Runs all threads to their ends, or until all are stuck. What may go on is kept in a list, since programs are too long for
+        nested calls."""
         self._ready.extend(thread.go for thread in self._threads)
         while self._ready:
             self._ready.popleft()()
 
     def relevant(self, calls: Sequence[Call], thread: str) -> dict[str, list[Op]]:
-        """The thread's segments, condensed: what other ranks or threads have no part in comes down to a few waits."""
+        """The thread's segments, condensed: runs of ops that concern no other rank or thread become a few waits."""
         names = tuple(dict.fromkeys(call.segment for call in calls))
         key = (names, thread)
         if key not in self._relevant:
@@ -108,13 +110,14 @@ class _Run:
         return {op.event for op in run if op.event} if self._is_hard(run[0]) else waits.needs
 
     def _is_hard(self, op: Op) -> bool:
-        """Others have a part in it: messages, collectives among different ranks, numbered events, syncs on all lanes."""
+        """Whether the op concerns other ranks or threads: messages, collectives among several simulated ranks, numbered events, syncs
+        on all lanes."""
         if op.kind == "collective":
             return not self._meets_itself(op.group)
         return op.kind in MESSAGE or op.shift is not None or (op.kind == "sync" and not op.event and not op.name)
 
     def _meets_itself(self, axis: str) -> bool:
-        """Every group of the axis is simulated as one rank."""
+        """Whether every group of the axis is simulated as one rank."""
         if axis not in self._alone:
             self._alone[axis] = all(len(self._groups.represented(axis, rank.number)) == 1 for rank in self._ranks)
         return self._alone[axis]

@@ -1,4 +1,4 @@
-"""What a dry run keeps track of: ops in flight, and the events, lanes and counted messages of each rank."""
+"""The state of a dry run: ops in flight, and the events, lanes and message counts of each rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sim.program import Call, Op
 
 Go = Callable[[], None]
-"""What lets a thread or lane go on."""
+"""A call that lets a thread or lane go on."""
 
 
 class Mark:
@@ -21,7 +21,7 @@ class Mark:
         self.waiters: list[Go] = []
 
     def fire(self) -> list[Go]:
-        """Who may go on now."""
+        """The event has happened. Returns the calls that let the waiting threads and lanes go on."""
         self.fired = True
         waiters, self.waiters = self.waiters, []
         return waiters
@@ -41,7 +41,7 @@ class Item:
 
 
 class Lane:
-    """Ops that queue, the one that it waits at, and the last that came."""
+    """A lane: the ops in its queue, the op at which it waits (None: it does not wait), and the op that came last."""
 
     __slots__ = ("busy", "last", "queue")
 
@@ -69,7 +69,7 @@ class Rank:
         return found
 
     def mark(self, thread: str, call: Call, op: Op) -> Mark:
-        """What a record, wait or sync means: the numbered event, or the thread's latest recording."""
+        """The event that a record, wait or sync names: the numbered one, or else the thread's latest record (a new one for a record)."""
         if op.shift is not None:
             return self.mark_number(op.event, call.index + op.shift)
         key = (thread, op.event)
@@ -79,7 +79,7 @@ class Rank:
         return self.latest[key]
 
     def mark_number(self, event: str, number: int) -> Mark:
-        """Of an event that is recorded once for each number; those before the first have fired."""
+        """The recording number `number` of a numbered event. Negative numbers have fired."""
         mark = self.numbered.get((event, number))
         if mark is None:
             mark = self.numbered[event, number] = Mark()

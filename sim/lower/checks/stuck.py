@@ -1,4 +1,4 @@
-"""Where a program is stuck, as a grid of text: for each thread and lane the op that it waits at, and what that is."""
+"""Shows where a program is stuck, as a grid of text: for each thread and lane the op at which it waits, and what this op is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHOWN = 40
 
 
 def row(rank: int, lane: str, item: Item, behind: int | None = None) -> tuple[str, str, str, str]:
-    """A line of the grid: a lane says how many ops are `behind` the one that it waits at, a thread says nothing."""
+    """One line of the grid. `behind`: how many ops a lane has behind the one at which it waits; None for a thread."""
     after = "" if behind is None else f", {behind} ops behind it"
     return f"r{rank}", lane, f"{item.call.at}/{item.op.id}", _which(item) + after
 
@@ -26,7 +26,7 @@ def _which(item: Item) -> str:
 
 
 def grid(rows: list[tuple[str, str, str, str]]) -> str:
-    """The first rows as text in columns, below their heads."""
+    """The first `_SHOWN` rows as text in columns, with headings."""
     heads = ("rank", "lane", "stuck at", "which is")
     table = [heads, *rows[:_SHOWN]]
     widths = [max(len(line[column]) for line in table) for column in range(3)]

@@ -7,7 +7,8 @@
 * device memory never falls below what is resident
 * it runs to its end: a dry run without time (`sim.lower.checks.dryrun`) finishes on all ranks
 
-Checked once for each role, and between one rank of each kind (`sim.engine.fold`): equal ranks keep the laws equally.
+Laws of one rank are checked once for each role, laws between ranks for one rank of each kind (`sim.engine.fold`), since equal ranks
+behave alike.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from topologies.errors import BadInput
 
 Key = tuple[str, str]
 Run = tuple[tuple[object, ...], ...]
-"""What a role does for one key, call by call; equal calls share one value."""
+"""What a role does for one key (a group and lane, or a peer), call by call. Equal calls share one value."""
 
 
 def verify(program: Program) -> None:
@@ -43,7 +44,7 @@ def verify(program: Program) -> None:
 
 
 def _check_op(program: Program, op: Op) -> None:
-    """What can be seen from the op alone."""
+    """Checks the laws that concern the op alone."""
     if op.kind in MEETING:
         size = program.mesh.size(op.group)
         if op.kind != "collective" and op.peer % size == 0 and size > 1:
@@ -57,7 +58,8 @@ def _check_op(program: Program, op: Op) -> None:
 
 
 def _check_waits(program: Program, name: str) -> None:
-    """Waits after records, by thread; numbered ones over all threads of the role."""
+    """Checks that each wait follows a record of its event by the same thread, and that numbered waits have a record on some thread of
+    the role."""
     summaries: dict[str, tuple[dict[str, Op], set[str], list[Op]]] = {}
     recorded: set[tuple[str, int]] = set()
     awaited: list[tuple[str, int, Call, Op]] = []
@@ -103,7 +105,7 @@ def _events(ops: tuple[Op, ...]) -> tuple[dict[str, Op], set[str], list[Op]]:
 
 
 def _check_memory(program: Program, name: str) -> None:
-    """In the order of issue, no more is given back than was taken."""
+    """Checks that ops, in the order of issue, never free more bytes than were allocated."""
 
     @cache
     def change(segment: str) -> tuple[int, int, str]:
@@ -125,7 +127,7 @@ def _check_memory(program: Program, name: str) -> None:
 
 
 def _runs(program: Program, role: str, kinds: Mapping[str, tuple[tuple[Key, object], ...]]) -> dict[Key, Run]:
-    """By key, what the role's calls do in order; calls that do nothing are left out."""
+    """Key -> what the role's calls do for it, in order. Calls that do nothing for it are left out."""
     found: dict[Key, list[tuple[object, ...]]] = {}
     grouped: dict[str, dict[Key, tuple[object, ...]]] = {}
     for calls in program.roles[role].threads.values():

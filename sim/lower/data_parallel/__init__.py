@@ -1,1 +1,2 @@
-"""Replicas, and what they share out: gradients averaged (DDP), optimizer state and gradients split (ZeRO-1, -2), parameters too (FSDP)."""
+"""Data parallelism: gradients averaged over replicas (DDP), optimizer state and gradients sharded (ZeRO-1, -2), parameters sharded too
+(FSDP)."""

@@ -25,7 +25,7 @@ Where = tuple[str, str]
 
 
 class Limits(NamedTuple):
-    """Bytes that close a bucket."""
+    """Bytes at which a bucket is closed: the first one, and all later ones."""
 
     first: float
     later: float
@@ -46,14 +46,14 @@ class Bucket(NamedTuple):
     axis: str
     """Mesh axis over which they are averaged."""
     tensors: tuple[int, ...]
-    """Elements of each."""
+    """Elements of each gradient tensor."""
     last: Where
     """The part whose backward completes it."""
     blocks: frozenset[str]
     number: int = 0
-    """Place among those of its axis."""
+    """Its index among the buckets of its axis."""
     narrow: int = 0
-    """Of its elements, those of linears that run in 8 bits or 4."""
+    """How many of its elements belong to linears that run in 8 or 4 bits."""
 
     @property
     def elements(self) -> int:
@@ -80,7 +80,8 @@ def trained(blocks: list[BlockOps]) -> list[PartOps]:
 
 
 def limits(job: Job, step: int, first_stage: bool) -> Limits:
-    """Where buckets are cut. `first_stage`: backward ends with it."""
+    """The sizes at which buckets are cut in step number `step`. `first_stage`: the stage is the pipeline's first, with which backward
+    ends."""
     own_rule = not job.framework.data_parallel.bucket  # torch's or Megatron's, not so many bytes of what is ready
     torch_rule = own_rule and rebuilds(job)
     if not job.overlap_grad and not job.sums_at_end:
@@ -103,7 +104,8 @@ def asked_bucket(plan: Plan, framework: Framework) -> int | None:
 
 
 def rebuilds(job: Job) -> bool:
-    """torch's DDP cuts its buckets after the first step, also below an optimizer that shares out its tensors."""
+    """Whether torch's DDP sums the gradients, which cuts its buckets anew after the first step. It may do so under ZeRO-1, too, where
+    an optimizer shares out whole tensors."""
     return job.framework.data_parallel.sums_as_ddp(job.zero) and not job.flat_gradients
 
 

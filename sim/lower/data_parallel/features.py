@@ -1,11 +1,12 @@
 """Features of all ranks' samples, which a contrastive loss compares.
 
-Gathered before it, their gradients summed after: open_clip's gather_features with gather_with_grad (src/open_clip/loss.py), that is
-torch.distributed.nn.functional.all_gather for either kind of features, whose backward is a reduce_scatter; each is waited for.
+Seam `dp.features`: the features of pictures and texts are gathered before the loss and their gradients summed after it. This is
+open_clip's gather_features with gather_with_grad (src/open_clip/loss.py): torch.distributed.nn.functional.all_gather for each kind of
+features, whose backward is a reduce_scatter; compute waits for each.
 
-Or texts' alone in rings both ways, as SigLipLoss (`bidir`, as it is unless told otherwise): a rank gets those of both neighbours, compares its
-pictures with them, and hands them on; an even number of ranks makes a last exchange one way. Gradients come back the same way. Each exchange is
-waited for (batch_isend_irecv, then wait).
+Otherwise only features of texts travel, in rings both ways, as in SigLipLoss (`bidir`, its default): a rank gets those of both
+neighbours, compares its pictures with them, and hands them on. With an even number of ranks the last exchange goes one way. Gradients
+come back the same way. Compute waits for each exchange (batch_isend_irecv, then wait).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _KINDS = ("pictures", "texts")
 
 
 def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
-    """Both kinds are gathered, then joined by `kernels`; or these run on what comes in turn."""
+    """The loss's forward. Both kinds of features are gathered, then `kernels` join them; or, in rings, the part's kernels run on what
+    each exchange brings."""
     if part.seam == "dp.features":
         return [*_each(job, name, "all_gather", part.seam_bytes), *kernels]
     ops: list[Op] = []
@@ -35,7 +37,8 @@ def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
 
 
 def backward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
-    """Both kinds' gradients are laid out by `kernels`, then summed where the samples are; or made turn by turn from the last, and handed back."""
+    """The loss's backward. `kernels` lay out the gradients of both kinds, which are then summed on the ranks of their samples; or, in
+    rings, gradients are made exchange by exchange from the last one on, and sent back."""
     if part.seam == "dp.features":
         return [*kernels, *_each(job, f"bwd/{name}", "reduce_scatter", part.seam_bytes)]
     ops: list[Op] = []
@@ -53,13 +56,15 @@ def _each(job: Job, name: str, what: str, size: int) -> list[Op]:
 
 
 def _turns(job: Job) -> list[tuple[int, ...]]:
-    """Of each exchange, where texts are sent: to the next rank, and to the one before, but for a last one of an even number of ranks."""
+    """For each exchange the offsets of the ranks to which texts are sent: the next one (1) and the one before (-1). With an even number
+    of ranks the last exchange goes to the next one alone."""
     pairs, rest = divmod(job.size("dp") - 1, 2)
     return [(1, -1)] * pairs + [(1,)] * rest
 
 
 def _exchange(job: Job, id: str, size: int, ways: tuple[int, ...]) -> list[Op]:
-    """To the neighbours at `ways` and from those across, all at once; compute waits for all that comes."""
+    """One exchange: sends to the neighbours at the offsets `ways`, and receives from the opposite neighbours, all at once. Compute
+    waits for all that arrives."""
     made = f"{id}.made"
     ops, here = [record(made, COMPUTE)], []
     for way in ways:
