@@ -1,4 +1,5 @@
-"""What the head of a network is to a pipeline: a copy of a tied table, or the largest product of the last stage.
+"""The ends of a network in a pipeline: the gradients of a tied table's copies are summed, and the head's weight gradient may be
+deferred.
 
 Where the blocks that read one table are on different ranks each of these holds a copy, and the copies' gradients are summed before the
 update (Megatron's _allreduce_word_embedding_grads): an all_reduce among a few ranks of the pipeline. No axis of the mesh names them, so it is
@@ -33,7 +34,7 @@ CLS = "comm.pp"
 
 
 def table(job: Job) -> int:
-    """Elements of the shared table on this rank; 0 where nothing is tied."""
+    """Elements of the tied embedding table on this rank; 0 if there is none."""
     return _shared(job, job.network.tied[0]) if job.network.tied else 0
 
 
@@ -85,13 +86,13 @@ def _summing(block: Block, adds: list[Work]) -> Block:
 
 
 def _holding(block: Block, elements: int) -> Block:
-    """With the table at the lookup, or at the linear that uses it."""
+    """The block with the table's `elements` added to the lookup, or to the linear that uses it."""
     at = _place(block)
     return _changed(block, at, tensors=(elements, *block.parts[at].tensors)) if at >= 0 and elements else block
 
 
 def _place(block: Block) -> int:
-    """The lookup in a table, or else the first product; -1 where there is none."""
+    """Index of the part that looks up the table, or else of the first GEMM; -1 if there is neither."""
     return next((i for i, part in enumerate(block.parts) if part.cls == "embedding"), _product(block))
 
 
@@ -114,7 +115,8 @@ _PUTTING_OFF = ("1f1b", "interleaved")
 
 
 def _put_off(plan: Plan, network: Network, framework: Framework, block: Block) -> int:
-    """NVIDIA's recipes let it wait in dense models."""
+    """Number of micro-batches whose head weight gradient may be deferred, whatever the schedule. NVIDIA's recipes defer it in dense
+    models."""
     most = min(framework.pipeline.defers_head, plan.microbatches)
     if not most or plan.task == "forward" or plan.parallel.ep > 1 or network.ends_tied:
         return 0
@@ -135,7 +137,8 @@ def held_back(plan: Plan, network: Network, framework: Framework, rank: int) -> 
 
 
 def _rows(wgrad: tuple[Work, ...], share: float) -> tuple[Work, ...]:
-    """Weights' gradients over a share of a micro-batch's rows: what the mean micro-batch has."""
+    """The weight gradient over a `share` of a micro-batch's rows, which is what the mean micro-batch still computes at once; () for
+    share 0."""
     return tuple(replace(work, k=round(work.k * share)) if isinstance(work, Gemm) else work for work in wgrad) if share > 0 else ()
 
 
@@ -155,7 +158,7 @@ def exchange(job: Job, rank: int, ring: Sequence[int]) -> list[Op]:
     count, at = len(ring), ring.index(rank)
     ahead, behind = ring[(at + 1) % count] - rank, ring[at - 1] - rank
     name, size, here = "grad/embedding", elements * job.grad_bytes, ""
-    # Two send each other all that they have; more sum a part each, and hand it round.
+    # Two ranks send each other all that they have. More ranks sum one part each, and pass it on around the ring.
     turns, size = ([name], size) if count == 2 else ([f"{name}.{turn}" for turn in range(2 * (count - 1))], size / count)
     # One all_reduce in each of them, which takes nothing in before it is launched: no end receives while its own backward still runs.
     ops = [*order(job, f"{name}.made", COMPUTE, SEND), wait(job, f"{name}.made", RECV)]

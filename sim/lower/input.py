@@ -31,12 +31,13 @@ def device_bytes(job: Job) -> int:
 
 
 def pins(job: Job) -> bool:
-    """Are batches copied into pinned memory? That is a device's: without one, torch's DataLoader leaves it out."""
+    """Whether batches are copied into pinned memory. Without a device, torch's DataLoader leaves that out."""
     return job.plan.data.pinned and job.device != "cpu"
 
 
 def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> list[Op]:
-    """What one CPU thread does to make one batch, or a `share` of one; so many `processes` of the rank take batches in turn.
+    """What one CPU thread does to make one batch, or a `share` of one. `processes`: how many processes of the rank take batches in
+    turn.
 
     Data sets of samples read and collate each of them; those of whole batches (facebookresearch/dlrm's CriteoBinDataset: a slice of one file) do so once.
     """
@@ -58,7 +59,7 @@ def load(job: Job, lane: str, share: float = 1.0, processes: float = 1.0) -> lis
 
 
 def take(job: Job) -> list[Op]:
-    """The training thread's share for one micro-batch: wait for the batch, give its place free, copy it over."""
+    """What the training thread does for one micro-batch: waits for the batch, frees its place in the queue, copies it to the device."""
     data = job.plan.data
     if data.source == "device":
         return _created(job)
@@ -75,7 +76,8 @@ def take(job: Job) -> list[Op]:
 
 
 def _taking(job: Job) -> HostWork:
-    """Who first reads a loader process's batch meets its pages: the thread that pins, or the training thread's copy from pageable memory."""
+    """The host's work to take a batch over from a loader process. Who first reads the batch pays for its pages: the thread that pins,
+    or the training thread's copy from pageable memory."""
     if pins(job):
         return HostWork("take_pinned")
     return HostWork("loader") if job.device == "cpu" else HostWork("pin", device_bytes(job))
@@ -86,7 +88,8 @@ RANDOM = 4e-9
 
 
 def _created(job: Job) -> list[Op]:
-    """A tensor of the batch's size made anew: `torch.rand(n).to(device)` against `torch.rand(n, device=device)`."""
+    """Makes a new tensor of the batch's size, on the host (`torch.rand(n).to(device)`) or on the device (`torch.rand(n,
+    device=device)`); empty where the plan asks for none."""
     size = device_bytes(job)
     if job.plan.data.create == "none" or not size:
         return []
@@ -113,14 +116,14 @@ def _to_device(job: Job) -> list[Op]:
 
 
 def _broadcast(job: Job) -> list[Op]:
-    """A batch that one rank of a tensor parallel group read goes to all of it, in one message. Every rank's program copies one to its device, so
-    that all are alike; each waits for the reader's in the broadcast."""
+    """Sends a batch that one rank of a tensor-parallel group has read to the whole group, in one broadcast. Every rank's program copies
+    a batch to its device, so that all programs are alike; the broadcast makes each wait for the reader's."""
     size = device_bytes(job)
     return [collective(job, "data/broadcast", COMPUTE, "broadcast", size, "tp", "comm.tp")] if size and job.readers < 1 else []
 
 
 def pinner(job: Job) -> tuple[Op, ...]:
-    """One batch through the thread that pins: taken over from its loader process, copied, handed on."""
+    """One batch in the thread that pins: it is taken over from its loader process, copied into pinned memory, and handed on."""
     return (
         Op("data/loaded", "wait", PINNER, event="data/ready", shift=0),
         host("data/pin", HostWork("pin", device_bytes(job)), lane=PINNER, cls=CLS),
@@ -129,7 +132,7 @@ def pinner(job: Job) -> tuple[Op, ...]:
 
 
 def loaders(job: Job) -> dict[str, tuple[Op, ...]]:
-    """Segments of each loader process: one batch, and before the first a delay; and of the thread that pins what they make.
+    """The segments of each loader process (one batch, and a delay before the first one), and of the thread that pins what they make.
 
     Worker w of W begins w/W of a batch late. Workers that start together would stay together: every W-th step would wait for all
     of a batch and the others for nothing. Spread evenly, each step waits for the mean, and three simulated steps show it.
@@ -146,7 +149,7 @@ def loaders(job: Job) -> dict[str, tuple[Op, ...]]:
 
 
 def loader_calls(job: Job) -> dict[str, tuple[Call, ...]]:
-    """Which batches each loader process makes, in order, and the thread that pins takes from them."""
+    """The calls of each loader process, one for each batch that it makes, and of the thread that pins them, in order."""
     workers = job.plan.data.workers
     batches = list(enumerate((step, microbatch) for step, count in enumerate(job.counts) for microbatch in range(count)))
     found: dict[str, tuple[Call, ...]] = {}

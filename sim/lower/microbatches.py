@@ -16,7 +16,7 @@ Microbatches = Callable[[int, list[StageSegments], int], Turns]
 
 
 def microbatches_of(job: Job, segments: dict[str, tuple[Op, ...]]) -> Microbatches:
-    """What makes these calls for each rank and step; `segments` collects what they run.
+    """The function that makes these turns for each rank and step. `segments` collects the segments that they call.
 
     Raises `BadInput`, then or when called, for sizes that the schedule cannot run."""
     if job.size("pp") > 1:
@@ -34,7 +34,7 @@ READ = "loss/read"
 
 
 def _in_turn(job: Job, behind: list[str], rank: int, stages: list[StageSegments], step: int) -> Turns:
-    """Forward and backward of one micro-batch after the other; `behind`: what is run after each backward."""
+    """Forward and backward of one micro-batch after the other. `behind`: names of segments that run after each backward."""
     count = job.counts[step]
     sorts: dict[tuple[str, ...], int] = {}
     turns: list[tuple[int, int]] = []

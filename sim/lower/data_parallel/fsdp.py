@@ -25,7 +25,7 @@ from sim.program import COMPUTE, Op
 
 
 def forward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], lines: list[Ops], tag: str) -> list[Op]:
-    """Forward of a stage whose parameters are sharded when it begins; `units`: of each block; `lines`: each block's ops."""
+    """Forward of a stage whose parameters are sharded when it begins. `units`: block name -> its unit; `lines`: the ops of each block."""
     line = root_first(units, blocks)
     ahead = job.plan.parallel.prefetch
     frees = not job.train or job.reshard
@@ -52,7 +52,8 @@ def forward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], lines: lis
 
 
 def _free_for(line: list[Unit], k: int, ahead: int) -> str:
-    """The event after which unit k may be gathered: a copy-out that frees a buffer, or (no prefetch) the block before."""
+    """The event after which unit k may be gathered: a copy-out that frees a buffer, or (no prefetch) the end of the block before. "":
+    it waits for none."""
     if ahead == 0:
         return "fwd/done" if k else ""
     return f"fwd/{line[k - 1 - ahead].name}.out" if k > ahead else ""
@@ -63,10 +64,10 @@ def _lanes(job: Job, line: list[Unit]) -> list[str]:
 
 
 def backward(job: Job, blocks: list[BlockOps], units: dict[str, Unit], pieces: Pieces, tag: str, sync: bool, later: bool) -> list[Op]:
-    """Backward `pieces` of a stage with gathers before each block and, with `sync`, its gradients reduced after it; `later`: to join those of
-    micro-batches before."""
+    """Backward `pieces` of a stage, with all-gathers before each block and, with `sync`, the reduction of its gradients after it.
+    `later`: the reduced gradients are added to those of earlier micro-batches."""
     inline = job.size("pp") == 1
-    # Freed after forward, and not needed again.
+    # Blocks without a backward: they are freed after forward and not needed again.
     resting = {block.name for block in blocks if block.block.detached} if job.reshard else set()
     needed = [units[block.name] for block in reversed(blocks) if block.name not in resting] if job.reshard else []
     line = [unit for unit in needed if unit.messages and not unit.root]

@@ -1,4 +1,4 @@
-"""A unit's parameters gathered as FSDP2 does it: copied together, sent, copied out, and freed (torch 2.13, _fsdp_collectives.py and
+"""The all-gather of a unit's parameters as FSDP2 does it: copied together, sent, copied out, and freed (torch 2.13, _fsdp_collectives.py and
 _fsdp_param_group.py)."""
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sim.program import COMPUTE, Op
 from sim.work import HostWork, MemoryBound, Work
 
 KEPT = "fsdp_inner"
-"""The axis along which backward gathers what a smaller mesh has kept (`Parallel.kept_among`)."""
+"""The axis along which backward gathers parameters that stayed sharded over a smaller mesh (`Parallel.kept_among`)."""
 
 
 def hooks(job: Job, phase: str, unit: Unit) -> list[Op]:
-    """What FSDP2 does in Python around one pass of a unit: its states, views of its parameters, streams."""
+    """The host's work for what FSDP2 does in Python around one pass of a unit: its states, views of its parameters, streams."""
     if not job.eager:
         return []
     works = (HostWork("fsdp_unit", len(unit.messages)), HostWork("fsdp_parameter", unit.tensors))
@@ -29,7 +29,8 @@ def hooks(job: Job, phase: str, unit: Unit) -> list[Op]:
 
 
 def gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:
-    """Copy-in, with the cast from the fp32 shard, and all_gather; `after` names an event that both wait for, as what is in host memory does."""
+    """Copy-in, with the cast from the fp32 shard, and all_gather. `after`: an event that both wait for, and so does the copy of shards
+    from host memory; "": none."""
     ops: list[Op] = on_host.fetch(job, phase, unit, after)
     for suffix, axis, elements in sent_in(job, phase, unit):
         name, lane, size = f"{phase}/{unit.name}{suffix}", lane_of(axis), gathered(job, unit, suffix, elements)
@@ -51,14 +52,15 @@ def gather(job: Job, phase: str, unit: Unit, after: str = "") -> list[Op]:
 
 
 def gathered(job: Job, unit: Unit, suffix: str, elements: int) -> int:
-    """Bytes of so many gathered parameters: torchao casts the shards of dense linears alone."""
+    """Bytes of `elements` gathered parameters of a unit. Torchao casts only the shards of dense linears to 8 bits."""
     if job.framework.data_parallel.quantises_gathered == "shards":
         return job.gathered_bytes(elements, 0 if suffix else unit.narrow[0])
     return job.gathered_bytes(elements, unit.narrow[bool(suffix)])
 
 
 def copy_in(job: Job, name: str, elements: int, size: int, axis: str, lane: str) -> Op:
-    """A rank's shard of `elements` parameters into the buffer of `size` bytes that is gathered, in the dtype that travels."""
+    """Copies a rank's shard of `elements` parameters into the all-gather's buffer of `size` bytes, and casts it to the dtype that is
+    sent."""
     ranks = job.size(axis)
     shard = elements // ranks
     copy = MemoryBound(
@@ -75,20 +77,20 @@ def _copied(job: Job, name: str, copy: MemoryBound, lane: str) -> Op:
 
 
 def called(job: Job, op: Op) -> Op:
-    """As FSDP2 calls a collective: not asynchronous, ordered by streams alone (`async_op` in torch/distributed/fsdp/_fully_shard). A CPU has
-    no streams: there the training thread waits for each."""
+    """The collective as FSDP2 calls it: with async_op=False, ordered by streams alone (`async_op` in
+    torch/distributed/fsdp/_fully_shard). A CPU has no streams: there the training thread waits for each."""
     return replace(op, blocking=True) if job.device == "cpu" and op.kind == "collective" else op
 
 
 def holding(op: Op, alloc: int = 0, free: int = 0) -> Op:
-    """The op with bytes of device memory that it takes and gives back."""
+    """The op with `alloc` bytes of device memory allocated when it starts and `free` bytes freed when it ends."""
     return replace(op, alloc=alloc, free=free)
 
 
 def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
-    """Compute waits for the gather and copies the parameters out of its buffer, where that is one for all of them; what no other rank shares is
-    cast and copied likewise (torch 2.13, _fsdp_param_group.py, wait_for_unshard). What makes them narrow comes next, where that is done with
-    whole weights (`DataParallel.quantises_gathered`)."""
+    """Compute waits for the all-gather and copies the parameters out of its buffer, where one buffer holds them all. Parameters that no
+    other rank shares are cast and copied likewise (torch 2.13, _fsdp_param_group.py, wait_for_unshard). Where whole weights are cast to
+    8 bits or less (`DataParallel.quantises_gathered`), that comes next."""
     sent = travelling(job, unit)
     ops = [wait(job, f"{phase}/{unit.name}{suffix}.gathered", COMPUTE) for suffix, _, _ in sent]
     ops += on_host.fetch_now(job, phase, unit)
@@ -106,14 +108,15 @@ def copy_out(job: Job, phase: str, unit: Unit) -> list[Op]:
 
 
 def _narrowed(job: Job, phase: str, unit: Unit) -> tuple[Work, ...]:
-    """What makes whole weights 8-bit, where this pass alone reads what it has gathered."""
+    """The kernels that cast whole weights to 8 bits or less. Empty where they are not cast after the gather, or where weights that stay
+    are cast in each pass."""
     if not any(unit.narrow) or job.framework.data_parallel.quantises_gathered not in ("forward", "passes") or narrow.each(job):
         return ()
     return narrow.casts(job, phase.endswith("fwd"), job.plan.memory.recompute == "full", sum(unit.narrow))
 
 
 def keep(job: Job, unit: Unit) -> list[Op]:
-    """What a smaller mesh keeps of a unit after forward: a copy of this rank's part of each parameter, before all of it is freed (torch 2.13,
+    """Copies the part of each parameter that this rank keeps for the smaller mesh after forward, then frees the whole unit (torch 2.13,
     _fsdp_param.py, to_sharded_post_forward). Backward's gathers come after it on a stream that waits for it (_reshard_after_forward_event)."""
     held = _kept_bytes(job, unit)
     each = held // max(1, unit.tensors)
@@ -130,17 +133,17 @@ def _kept_bytes(job: Job, unit: Unit) -> int:
 
 
 def reshard(job: Job, phase: str, unit: Unit) -> Op:
-    """The gathered parameters are freed when compute has passed."""
+    """Frees the gathered parameters once compute has come this far."""
     size = sum(gathered(job, unit, suffix, elements) for suffix, _, elements in unit.messages)
     return Op(f"{phase}/{unit.name}.reshard", "record", COMPUTE, event=f"{phase}/{unit.name}.reshard", free=size)
 
 
 def sent_in(job: Job, phase: str, unit: Unit) -> Sizes:
-    """Of a unit's messages those that are sent in a pass, and along which axis: backward asks for what a smaller mesh has kept there."""
+    """The unit's all-gathers in a pass, each with its axis. Backward gathers along `KEPT` what a smaller mesh has kept."""
     sent = travelling(job, unit)
     return tuple((suffix, KEPT, elements) for suffix, _, elements in sent) if job.keeps_among and phase == "bwd" else sent
 
 
 def travelling(job: Job, unit: Unit) -> Sizes:
-    """Of a unit's messages those among several ranks."""
+    """The unit's messages whose axis has more than one rank."""
     return tuple(message for message in unit.messages if job.size(message[1]) > 1)

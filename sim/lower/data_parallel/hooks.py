@@ -18,7 +18,7 @@ from sim.work import MemoryBound
 
 
 def narrowed(job: Job, bucket: Bucket) -> list[Op]:
-    """`buffer.to(dtype).div_(world_size)`."""
+    """The cast before the message, `buffer.to(dtype).div_(world_size)`. Empty where buckets are not cast."""
     if not job.casts_buckets:
         return []
     dtype, sent = job.framework.precision.reduce_dtype, int(bucket.elements * job.reduce_bytes)
@@ -27,7 +27,7 @@ def narrowed(job: Job, bucket: Bucket) -> list[Op]:
 
 
 def widened(job: Job, bucket: Bucket, lane: str) -> list[Op]:
-    """`buffer.copy_(value)`, of this rank's shard where gradients are scattered, on `lane`."""
+    """The copy back after the message, `buffer.copy_(value)`, on `lane`: of this rank's shard alone where gradients are scattered."""
     scattered = job.zero and not job.owns_tensors and bucket.axis != "edp" and job.framework.data_parallel.reduces == "shards"
     count = bucket.elements / (job.size(bucket.axis) if scattered else 1)
     work = MemoryBound("cast", int(count * job.reduce_bytes), int(count * job.grad_bytes), job.framework.precision.grad_dtype)
@@ -35,7 +35,8 @@ def widened(job: Job, bucket: Bucket, lane: str) -> list[Op]:
 
 
 def follows(job: Job, bucket: Bucket, lane: str) -> tuple[list[Op], str]:
-    """On a GPU, beside the next message, what follows one on `lane`; and the lane on which the bucket is ready then."""
+    """On a GPU: the copy back after a message on `lane`, which runs beside the next message; and the lane on which the bucket is ready
+    then."""
     if not job.casts_buckets or job.device == "cpu":
         return [], lane
     beside = f"{lane}.back"
@@ -43,5 +44,5 @@ def follows(job: Job, bucket: Bucket, lane: str) -> tuple[list[Op], str]:
 
 
 def received(job: Job, bucket: Bucket) -> list[Op]:
-    """On a CPU, where the training thread and gloo's share a core."""
+    """On a CPU: the copy back, on the compute lane, since the training thread and gloo's share a core."""
     return widened(job, bucket, COMPUTE) if job.casts_buckets and job.device == "cpu" else []

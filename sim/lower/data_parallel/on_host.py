@@ -24,22 +24,24 @@ CLS = "comm.offload"
 
 
 def shard_bytes(job: Job, messages: Sizes) -> int:
-    """Of the parameters of some messages, what one rank has."""
+    """Bytes that one rank holds of the parameters in these messages."""
     return round(sum(elements // job.size(axis) for _, axis, elements in messages) * shard_width(job.framework, job.zero))
 
 
 def fetched(phase: str, unit: Unit) -> str:
-    """The event of a unit's shards on the device, ahead of their gather."""
+    """The event that a unit's shards have come to the device, so that they can be gathered."""
     return f"{phase}/{unit.name}.fetched"
 
 
 def ahead(job: Job, unit: Unit) -> Sizes:
-    """Of a unit's messages those whose shards come ahead of use, as they are gathered: FSDP2 sees to what nobody shares when it is needed."""
+    """The unit's messages whose shards are copied to the device ahead of use. FSDP2 copies what no other rank shares only when it is
+    needed."""
     return tuple(message for message in unit.messages if job.size(message[1]) > 1 or not job.fsdp2)
 
 
 def fetch(job: Job, phase: str, unit: Unit, after: str) -> list[Op]:
-    """What comes ahead, where it is not on the device anyway. `after` names an event that it waits for."""
+    """Copies a unit's shards (`ahead`) to the device. Empty where parameters are on the device anyway. `after`: an event that the copy
+    waits for; "": none."""
     messages = ahead(job, unit)
     if not messages or not job.plan.parameters_offloaded:
         return []
@@ -49,7 +51,8 @@ def fetch(job: Job, phase: str, unit: Unit, after: str) -> list[Op]:
 
 
 def fetch_now(job: Job, phase: str, unit: Unit) -> list[Op]:
-    """Compute waits for what came ahead to stay on this rank, and for all else."""
+    """Compute waits for shards that came ahead but are not gathered (their axis has one rank); all that did not come ahead is copied
+    now."""
     if not job.plan.parameters_offloaded:
         return []
     before, name = ahead(job, unit), f"{phase}/{unit.name}.fetch"
@@ -73,7 +76,8 @@ def _up(job: Job, name: str, unit: Unit, messages: Sizes) -> list[Op]:
 
 
 def leave(job: Job, name: str, lane: str, shard: float, tensors: int, later: bool) -> list[Op]:
-    """A reduced shard of gradients goes down before `lane`, which reduced it, goes on. `later`: it joins what is there."""
+    """Copies a reduced shard of gradients to host memory; `lane`, which reduced it, waits for that. `later`: the shard is added to that
+    of earlier micro-batches."""
     size = round(shard * job.grad_bytes)
     down = Op(f"{name}.leave", "copy", D2H, bytes=size, how="pinned", cls=CLS)
     there, back = order(job, f"{name}.reduced", lane, D2H), order(job, f"{name}.left", D2H, lane)
@@ -89,10 +93,10 @@ def leave(job: Job, name: str, lane: str, shard: float, tensors: int, later: boo
 
 
 def arrived(name: str, event: str) -> Op:
-    """The host waits until `event`, of gradients on their way down, has been."""
+    """The host waits for `event`: gradients have come to host memory."""
     return Op(f"{name}.sync", "sync", HOST, event=event, cls=CLS)
 
 
 def _more_copies(job: Job, name: str, tensors: int) -> list[Op]:
-    """What the host spends on the copies of all tensors but one: a program has one copy for all of them."""
+    """The host's work for the copies of all tensors but one. A program holds one copy op for all of them."""
     return [spent(f"{name}.host", "copy", tensors - 1, cls=CLS)] if job.eager and tensors > 1 else []

@@ -17,15 +17,15 @@ from sim.work import MemoryBound, Work
 
 
 def before_message(job: Job, name: str, lane: str, elements: int, ranks: int) -> list[Op]:
-    """The first division, of the whole unit."""
+    """The first division, of the whole unit's gradients; empty where there is none."""
     size = round(elements * job.reduce_bytes)
     divided = MemoryBound("scale_", size, size, job.framework.precision.reduce_dtype)
     return _on(job, lane, f"{name}.divide", [divided] if factors(job, ranks)[0] != 1 else [])
 
 
 def in_place_of_message(job: Job, name: str, lane: str, elements: int) -> list[Op]:
-    """What one rank alone does where others scatter: the unit copied into what the optimizer reads; divided into a new tensor before, where it is of
-    experts, to whom the rows of several ranks have come (`gradient_divide_factor`)."""
+    """What a rank does that is alone along the axis, in place of a reduce_scatter: it copies the unit into what the optimizer reads.
+    Before that it divides into a new tensor where several ranks' rows have come to its experts (`gradient_divide_factor`)."""
     size, dtype = round(elements * job.reduce_bytes), job.framework.precision.reduce_dtype
     divided = job.size("grad") > 1
     works: list[Work] = [*([MemoryBound("scale", size, size, dtype)] * divided), MemoryBound("copy", size, size, dtype)]
@@ -43,7 +43,8 @@ def after_message(job: Job, name: str, lane: str, shard: float, ranks: int) -> l
 
 
 def joined(job: Job, name: str, lane: str, shard: float, tensors: int) -> list[Op]:
-    """A later micro-batch's shard is added to that of those before: tensor by tensor (FSDP1 has one tensor of them all: _runtime_utils.py,
+    """Adds a later micro-batch's shard to the sum of the earlier ones: tensor by tensor (FSDP1 has one tensor of them all:
+    _runtime_utils.py,
     _accumulate_sharded_grad)."""
     size = round(shard * job.grad_bytes)
     calls = [spent(f"{name}.add.host", "kernel", tensors - 1)] if job.fsdp2 and job.eager and tensors > 1 and job.device != "cpu" else []
@@ -61,7 +62,7 @@ def factors(job: Job, ranks: int) -> tuple[float, float]:
 
 
 def _on(job: Job, lane: str, name: str, works: list[Work]) -> list[Op]:
-    """On the message's lane; a CPU's training thread waits for each message, and runs what follows itself."""
+    """The kernels on the message's lane. On a CPU the training thread waits for each message and runs what follows itself."""
     if not works:
         return []
     op = compute(job, name, tuple(works), COPY)

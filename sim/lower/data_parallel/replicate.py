@@ -1,8 +1,8 @@
-"""Gradients of replicas averaged: buckets leave on `comm.dp` as soon as backward has filled them.
+"""Averages the gradients of replicas: buckets are sent on `comm.dp` as soon as backward has filled them.
 
 With torch's DDP each gradient is copied into its bucket and back (gradient_as_bucket_view is off by default), and a hook may cast a full
-bucket for its message (`hooks`); Megatron's flat buffer needs one scaling pass. Nothing travels before the last micro-batch (no_sync). Without
-overlap all waits for the end of backward. ZeRO-1 and -2 send the same buckets by reduce_scatter (`sharded.messages`).
+bucket for its message (`hooks`); Megatron's flat buffer needs one scaling pass. Nothing is sent before the last micro-batch (no_sync).
+Without overlap, all messages wait for the end of backward. ZeRO-1 and -2 send the same buckets by reduce_scatter (`sharded.messages`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def reduce_gradients(job: Job, pieces: Iterable[tuple[PartOps, tuple[Op, ...]]],
 
 
 def _hooks(job: Job) -> bool:
-    """Does autograd hand each gradient to DDP as it comes, which costs its thread time?"""
+    """Whether autograd hands each gradient to DDP as it comes, which costs the thread time."""
     return rebuilds(job) and job.eager and not job.sums_at_end
 
 
@@ -89,7 +89,7 @@ def send(job: Job, bucket: Bucket, messages: Messages, last: bool = False) -> li
 
 
 def _prepared(job: Job, bucket: Bucket) -> list[Op]:
-    """Passes over a full bucket before it is sent: Megatron's look for values that are no numbers, and the division by the ranks."""
+    """Passes over a full bucket before it is sent: Megatron's check for NaNs, and the division by the number of ranks."""
     name, habits, dtype = f"grad/{bucket.name}", job.framework.data_parallel, job.framework.precision.reduce_dtype
     size, ops = int(bucket.elements * job.reduce_bytes), list[Op]()
     if habits.checks_gradients and job.flat_gradients:
@@ -109,7 +109,7 @@ def _receive(job: Job, bucket: Bucket) -> list[Op]:
 
 
 def packed(job: Job) -> float:
-    """Bytes of one gradient in its bucket: what travels, where no hook casts it."""
+    """Bytes of one gradient in its bucket. It has the width of the message, unless a hook casts the bucket for it."""
     return job.grad_bytes if job.casts_buckets else job.reduce_bytes
 
 

@@ -1,5 +1,6 @@
-"""Gradients of FSDP's units reduced as FSDP2 does it: copied together, scattered, summed over replicas, divided and cast (torch 2.13,
-_fsdp_collectives.py, foreach_reduce); and joined to those of micro-batches before, shard to shard."""
+"""The reduction of FSDP units' gradients as FSDP2 does it: copied together, scattered, summed over replicas, divided and cast (torch
+2.13,
+_fsdp_collectives.py, foreach_reduce); and added to those of earlier micro-batches, shard to shard."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from sim.work import MemoryBound
 
 
 class Reduced:
-    """The reductions of one backward, in order. `later`: they join what micro-batches before have left."""
+    """The reductions of one backward, in order. `later`: their results are added to those of earlier micro-batches."""
 
     def __init__(self, job: Job, blocks: list[BlockOps], units: dict[str, Unit], later: bool) -> None:
         self._job, self._blocks, self._units, self._later = job, blocks, units, later
         self._done: list[Unit] = []
 
     def late(self, unit: Unit, phase: str) -> list[Op]:
-        """One unit after the last backward of its stage: its parameters are freed, then its gradients leave."""
+        """What is done to one unit after the last backward of its stage: its parameters are freed, then its gradients are reduced."""
         job = self._job
         return [*hooks(job, phase, unit), *self.partial(unit), reshard(job, phase, unit), *self.reduce(unit)]
 
@@ -39,7 +40,8 @@ class Reduced:
         )
 
     def reduce(self, unit: Unit) -> list[Op]:
-        """Copy-in (in the dtype that travels) where one buffer holds all, and reduce_scatter, then with replicas the all_reduce of the shard."""
+        """Copy-in (in the dtype of the message) where one buffer holds all gradients, then reduce_scatter, then with replicas the
+        all_reduce of the shard."""
         job, ops = self._job, list[Op]()
         if not unit.gradients:
             return ops
@@ -82,20 +84,20 @@ class Reduced:
         return [*ops, *shared, *then, *([record(f"{name}.done", end)] if shared or then else [])]
 
     def _kept(self, name: str, lane: str, shard: float, tensors: int) -> list[Op]:
-        """The reduced shard goes where the optimizer finds it, and joins what is there."""
+        """Puts the reduced shard where the optimizer finds it (host memory if parameters are offloaded), or adds it to what is there."""
         if self._job.plan.parameters_offloaded:
             return on_host.leave(self._job, name, lane, shard, tensors, self._later)
         return joined(self._job, name, lane, shard, tensors) if self._later else []
 
     def _last(self, unit: Unit, suffix: str) -> str:
-        """The event after which a unit's gradients are what the optimizer reads."""
+        """The event after which a unit's gradients are ready for the optimizer."""
         job = self._job
         kept = self._later or job.plan.parameters_offloaded
         more = job.size("dp_replicate") > 1 or after_message(job, "", "", 1.0, job.size("grad")) or kept
         return f"grad/{unit.name}{suffix}.{'done' if more else 'scattered'}"
 
     def finish(self, tag: str) -> list[Op]:
-        """The step goes on when the last message of each lane has ended, and what it brought is where the optimizer runs."""
+        """Waits until the last message of each lane has ended and its gradients are where the optimizer runs."""
         job, last = self._job, dict[str, str]()
         for unit in self._done:
             for suffix, axis, _ in unit.gradients:
@@ -107,7 +109,7 @@ class Reduced:
 
 
 def reduce_stage(job: Job, blocks: list[BlockOps], units: dict[str, Unit], tag: str) -> list[Op]:
-    """All gradients of a stage, which its passes have left whole, for which compute waits (stage.py, perform_reduce_grad)."""
+    """Reduces all gradients of a stage, which its passes have left whole; compute waits for that (stage.py, perform_reduce_grad)."""
     reduced = Reduced(job, blocks, units, later=False)
     ops = [op for unit in root_first(units, blocks) for op in reduced.late(unit, "grad")]
     return ops + reduced.finish(tag)

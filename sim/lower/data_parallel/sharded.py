@@ -1,4 +1,4 @@
-"""ZeRO-1 and -2: optimizer state, and gradients, split over `fsdp`.
+"""ZeRO-1 and -2: optimizer state, and with ZeRO-2 gradients, sharded over `fsdp`.
 
 They send DDP's buckets by reduce_scatter (or all_reduce, where a framework keeps its part of that), and all_gather the
 updated parameters: after the optimizer, or beside the next forward, one bucket ahead of use (Megatron's
@@ -23,7 +23,7 @@ def messages(job: Job, bucket: Bucket) -> list[Op]:
     all_reduce over all data-parallel ranks."""
     size = bucket.elements * job.reduce_bytes
     lane, name = lane_of(bucket.axis), f"grad/{bucket.name}"
-    if bucket.axis == "edp":  # nobody to split these experts with, but replicas
+    if bucket.axis == "edp":  # these experts are not sharded; there are only replicas of them
         return [collective(job, f"{name}.all_reduce", lane, "all_reduce", size, bucket.axis, CLS)]
     if job.owns_tensors:
         everyone = summing_axis(job.mesh, job.framework, bucket.axis == "efsdp")
@@ -34,7 +34,8 @@ def messages(job: Job, bucket: Bucket) -> list[Op]:
 
 
 def replicas(job: Job, name: str, shard: float, after: str) -> list[Op]:
-    """Hybrid sharding: the shard of `shard` bytes is averaged with those of the other replicas."""
+    """Hybrid sharding: averages this rank's shard (`shard` bytes) with those of the other replicas, after lane `after`. Empty without
+    replicas."""
     if job.size("dp_replicate") == 1:
         return []
     lane = lane_of("dp_replicate")
@@ -51,7 +52,7 @@ def gather(job: Job, bucket: Bucket) -> Op:
 
 
 def broadcasts(job: Job, buckets: list[Bucket], axis: str) -> list[Op]:
-    """Each owner's updated parameters, in one message; a rank beyond the number of tensors owns none. Sizes are taken as equal. ZeroRedundancyOptimizer
+    """The broadcasts of updated parameters: one from each owner, all taken as equally large. There are no more owners than tensors. ZeroRedundancyOptimizer
     sends one tensor after the other (_broadcast_params_from_rank, without parameters_as_bucket_view)."""
     tensors: list[float] = [elements for bucket in buckets for elements in bucket.tensors]
     if job.framework.data_parallel.zero1 != "ddp":
@@ -85,7 +86,7 @@ def gather_ahead(job: Job, blocks: list[BlockOps], lines: list[Ops], buckets: li
 
 
 def split(buckets: list[Bucket]) -> list[Bucket]:
-    """Those whose parameters ranks share out for the update: all but experts that only replicas hold too."""
+    """The buckets whose parameters are sharded for the update: all but those of experts of which there are only replicas."""
     return [bucket for bucket in buckets if bucket.axis != "edp"]
 
 
@@ -94,7 +95,7 @@ def _asked(job: Job, bucket: Bucket) -> tuple[Op, Op]:
 
 
 def gather_all(job: Job, buckets: list[Bucket]) -> list[Op]:
-    """All parameters gathered at once, after the update; compute waits."""
+    """Gathers all parameters at once, after the update; compute waits for them."""
     buckets = split(buckets)
     lanes = list(dict.fromkeys(lane_of(bucket.axis) for bucket in buckets))
     ops = [op for lane in lanes for op in order(job, f"param/{lane}.updated", COMPUTE, lane)]

@@ -1,4 +1,4 @@
-"""What ZeRO-3 gathers together: a layer, and the network's ends: with the root, or each by itself.
+"""The units that ZeRO-3 gathers: each layer is one; the network's ends form the root unit together, or are one unit each.
 
 torchtitan wraps the embedding, and the last norm with the head, since July 2025 (torchtitan/distributed/fsdp.py; pull request 1094: the root
 was gathered too early for the head, and freed too late for the embedding); tied, they are one unit, as the root was.
@@ -25,9 +25,9 @@ class Unit(NamedTuple):
     name: str
     messages: Sizes
     gradients: Sizes
-    """Of what is trained and somebody else trains too: frozen parameters are gathered, and nothing of theirs is reduced
-    (`fsdp_params_with_grad` in FSDP2's _fsdp_param_group.py); experts that only replicas share are not gathered, and are reduced. Experts
-    first: their unit's backward ends before the layer's; in a pipeline after it, as modules stand."""
+    """The messages of trained parameters that another rank trains too. Frozen parameters are gathered but not reduced
+    (`fsdp_params_with_grad` in FSDP2's _fsdp_param_group.py); experts of which there are only replicas are reduced but not gathered.
+    Experts come first: their unit's backward ends before the layer's. In a pipeline they come after it, in the order of the modules."""
     root: bool
     """Gathered before all others, and reduced after them."""
     kept: bool
@@ -35,11 +35,11 @@ class Unit(NamedTuple):
     tensors: int
     """Parameters, each with its own hooks and views."""
     narrow: tuple[int, int] = (0, 0)
-    """Of the dense elements, and of the experts' that are split, those of linears that run in 8 bits or 4."""
+    """Elements of linears that run in 8 or 4 bits: (of the dense ones, of the experts' that are split)."""
 
 
 def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
-    """Each block's unit: every layer by itself, and so the ends, or with the root."""
+    """Block name -> its unit. Every layer is a unit by itself; the ends are too, or they are in the root."""
     split = job.mesh.apart
     ends = () if job.framework.data_parallel.wraps_ends and not job.network.ends_tied else ("embed", "head")
     where = {block.name: f"{tag}{ROOT}" if block.block.kind in ends else block.name for block in blocks}
@@ -69,8 +69,8 @@ def units_of(job: Job, blocks: list[BlockOps], tag: str) -> dict[str, Unit]:
 
 
 def _counted(block: Block, split: bool) -> list[int]:
-    """Elements of its dense parameters and of its experts' (that are `split`), the same of what is trained, tensors, and of both the elements
-    of narrow linears."""
+    """[elements of dense parameters, of experts' (if `split`; else they count as dense), the same two of what is trained, number of
+    tensors, elements of narrow linears: dense, experts']."""
     found = [0, 0, 0, 0, 0, 0, 0]
     for part in block.parts:
         at = int(split and part.expert)
@@ -82,7 +82,8 @@ def _counted(block: Block, split: bool) -> list[int]:
 
 
 def _sizes(job: Job, elements: list[int], shared: bool = False) -> Sizes:
-    """Of the kinds of parameters (dense, experts) that there are and that are split, or otherwise `shared`, or FSDP2's all the same, or elsewhere."""
+    """The messages of dense parameters and of experts. `elements`: how many there are of each. A kind without parameters has none;
+    neither has one that no other rank shards, unless replicas share it (`shared`), FSDP2 handles it, or parameters are offloaded."""
     always = shared or job.fsdp2 or job.plan.parameters_offloaded
     both = (("", "fsdp", elements[0]), (".experts", "efsdp", elements[1]))
     return tuple(one for one in both if one[2] and (always or job.size(one[1]) > 1))

@@ -1,1 +1,1 @@
-"""A layer over several ranks: tensor, context and expert parallelism."""
+"""Layers split over several ranks: tensor, context and expert parallelism."""

@@ -1,4 +1,4 @@
-"""Context parallelism: keys and values of the other ranks, three ways, and two of them at once.
+"""Context parallelism: three ways to attend to keys and values of the other ranks, and two of these ways combined.
 
 `p2p`: ring attention (Liu et al. 2023): keys and values go round in cp steps, each beside the attention on the chunk
 before; sequences are cut so that causal work is even (Megatron's and TransformerEngine's halves from both ends).
@@ -27,7 +27,7 @@ SEND, RECV = "comm.cp.send", "comm.cp.recv"
 
 
 def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
-    """Attention with the others' keys and values. `name` is the op id of the kernels."""
+    """Forward of attention to the other ranks' keys and values. `name`: the op id of the `kernels`."""
     p = job.plan.parallel
     if p.cp_kind == "all_gather":
         return [_now(job, f"{name}.all_gather", "all_gather", part.seam_bytes), *kernels]
@@ -40,7 +40,7 @@ def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
 
 
 def backward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
-    """The same in backward; keys and values travel again, and so do their gradients."""
+    """Backward of the same attention. Keys and values are sent again, and so are their gradients."""
     p, name = job.plan.parallel, f"bwd/{name}"
     if p.cp_kind == "all_gather":
         gather = _now(job, f"{name}.all_gather", "all_gather", part.seam_bytes)
@@ -80,7 +80,7 @@ def _attention(part: Part, works: tuple[Work, ...]) -> Attention:
 
 
 def _exchanged(part: Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Bytes of queries, keys and values, and of the result."""
+    """Bytes that all_to_all exchanges before attention (queries, keys, values) and after it (the result)."""
     work = _attention(part, part.forward)
     return part.seam_heads, (part.seam_heads[0] * (work.dv or work.d) // work.d,)
 

@@ -1,4 +1,4 @@
-"""Experts' exchanges beside another micro-batch: which kernels cover which exchange.
+"""Experts' all_to_alls that run beside another micro-batch: which kernels cover which exchange.
 
 A forward and a backward of two micro-batches go through a layer together (Megatron-Core, TransformerLayerSchedulePlan.run in
 megatron/core/models/common/model_chunk_schedule_plan.py): while tokens of one travel, the other's kernels run. Towards the experts beside
@@ -19,7 +19,8 @@ Works = tuple[Work, ...]
 
 
 def covered(block: BlockOps) -> BlockOps:
-    """The block, each exchange of its experts with the kernels that run beside it."""
+    """The block; in each all_to_all of its experts, `works` are now the kernels of the other micro-batch that run beside it. Unchanged
+    without such exchanges."""
     seams = [part.part.seam for part in block.parts]
     if "ep.dispatch" not in seams or "ep.combine" not in seams:
         return block

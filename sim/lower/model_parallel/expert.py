@@ -23,8 +23,8 @@ def _weights(job: Job, id: str, part: Part) -> list[Op]:
 
 
 def _counts(job: Job, id: str, part: Part) -> list[Op]:
-    """How many rows go to each expert, and on a GPU the host's look at what came: it waits for all queued compute. What Megatron's host reads is
-    the part's own matter (`Part.reads`)."""
+    """The exchange of how many rows go to each expert, and on a GPU the host's read of the result, for which it waits for all queued
+    compute. What Megatron's host reads is lowered with the part itself (`Part.reads`)."""
     if not part.seam_counts:
         return []
     if not job.framework.experts.stacked:
@@ -42,12 +42,12 @@ def forward(job: Job, name: str, part: Part, kernels: list[Op]) -> list[Op]:
 
 
 def nodes(part: Part) -> int:
-    """Autograd's nodes of a part's exchanges by all_to_all; fused ones are counted with the kernels that sort inside them."""
+    """Number of autograd nodes for a part's all_to_alls. Fused exchanges count with the kernels that sort inside them."""
     return 0 if part.copies or not part.seam.startswith("ep.") else 1 + bool(part.seam_weights)
 
 
 def backward(job: Job, name: str, part: Part, dgrad: list[Op], wgrad: list[Op]) -> tuple[list[Op], list[Op]]:
-    """Gradients travel the other way round."""
+    """(gradient of the input with its all_to_alls, gradients of the weights). Gradients are sent the opposite way."""
     exchange = _exchange(job, f"bwd/{name}.all_to_all", part)
     weights = _weights(job, f"bwd/{name}.weights.all_to_all", part)
     return ([*dgrad, *weights, exchange] if part.seam == "ep.dispatch" else [exchange, *dgrad]), wgrad

@@ -32,7 +32,8 @@ def _now(job: Job, id: str, name: str, size: float) -> Op:
 
 
 def _beside(job: Job, id: str, name: str, size: float, kernels: list[Op], sms: int | None = None) -> list[Op]:
-    """The collective on its own lane while `kernels` run; what comes after them waits for it. `sms`: that it holds, where it is not NCCL's."""
+    """The collective on its own lane while `kernels` run; what comes after them waits for it. `sms`: how many SMs it holds; None: those
+    of NCCL's channels."""
     if not kernels:
         return [_now(job, id, name, size)]
     if sms is not None and job.device == "cuda":
