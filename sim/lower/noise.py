@@ -19,12 +19,12 @@ _DRAWN = re.compile(r"(lognormal|normal|uniform)\((\d+(?:\.\d+)?)\)(?:\s*,\s*see
 
 
 _WIDEST = 2.0
-"""Of a drawn spread: with a sigma of two, one rank of twenty is fifty times slower or faster than the middle one."""
+"""The largest width of a draw. With a sigma of two, one rank of twenty is already fifty times slower or faster than the median."""
 
 
 def slowness(plan: Plan) -> Callable[[int], float]:
-    """Rank -> factor on all its compute. Raises `BadInput` for words that cannot be read, ranks that do not exist, and factors below 1 that somebody
-    wrote: whoever means a share of full speed would get a faster rank."""
+    """(rank) -> factor on the time of all its compute. Raises `BadInput` for text that cannot be read, for ranks that do not exist, and
+    for written factors below 1: whoever means a share of full speed would get a faster rank."""
     text = plan.noise.stragglers
     found = table(text, "noise.stragglers", plan.world, plan.seed)
     fast = min(found, key=lambda rank: found[rank], default=0)
@@ -36,8 +36,9 @@ def slowness(plan: Plan) -> Callable[[int], float]:
 
 
 def loads(plan: Plan) -> Callable[[int], float]:
-    """Rank -> factor on its samples, which its input, forward and backward feel (`sim.setting.uneven`). Ranks that split a model or a sequence work on
-    the same samples: what is said of one holds for all of them, and one draw. Raises as `slowness`."""
+    """(rank) -> factor on its number of samples, which lengthens its input, forward and backward (`sim.setting.uneven`). Ranks that
+    split a model or a sequence work on the same samples: they share one draw, and a factor for one of them holds for all. Raises
+    `BadInput` for what cannot be read, ranks that do not exist, and two factors for the same samples."""
     text = plan.noise.imbalance
     named = table(text, "noise.imbalance", plan.world, plan.seed + 1)
     if not named:
@@ -54,7 +55,7 @@ def loads(plan: Plan) -> Callable[[int], float]:
 
 
 Batch = tuple[int, int]
-"""Whose samples: a place of the mesh along dp_replicate and dp_shard."""
+"""Coordinates along dp_replicate and dp_shard: ranks that have both in common work on the same samples."""
 
 
 def batches_of(plan: Plan) -> list[Batch]:
@@ -73,7 +74,8 @@ def _one(_: int) -> float:
 
 @lru_cache(maxsize=64)
 def table(text: str, key: str, world: int, seed: int) -> dict[int, float]:
-    """Factors other than 1 by rank."""
+    """Rank -> factor, for the ranks that `text` names or draws a factor for. `key` is named in errors. Raises `BadInput` for text that
+    cannot be read."""
     text = text.strip()
     if text in ("", "none"):
         return {}

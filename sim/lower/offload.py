@@ -19,7 +19,8 @@ CLS = "comm.offload"
 
 
 def offload(job: Job, blocks: list[BlockOps], away: Mapping[int, int]) -> list[BlockOps]:
-    """The same blocks with saved activations moved: of those `away`, beside the block that is said with each (`sent_away`)."""
+    """The same blocks with copies of saved activations added. `away`: index of a block whose activations leave -> index of the block
+    beside which they leave and come back (`sent_away`)."""
     found = list(blocks)
     for at, beside in reversed(tuple(away.items())):
         name, size = blocks[at].name, _saved(blocks[at])
@@ -52,7 +53,8 @@ def _gone(id: str, block: str, lane: str) -> Op:
 
 
 def _up(job: Job, block: str, size: int) -> tuple[Op, ...]:
-    """The copy back begins when the backward of the block begins beside which it comes: of all blocks no more than two are on the device."""
+    """The copy back. It begins when the backward of the block begins beside which it comes, so that no more than two blocks'
+    activations are on the device."""
     copy = Op(f"bwd/{block}.fetch", "copy", H2D, bytes=size, how="pinned", cls=CLS, alloc=size)
     ready = (*order(job, f"bwd/{block}.fetch.room", COMPUTE, H2D), _gone(f"bwd/{block}.gone.wait", block, H2D))
     return (*ready, copy, record(f"bwd/{block}.fetched", H2D))

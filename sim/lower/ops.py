@@ -1,4 +1,4 @@
-"""Makers of ops. On a CPU whatever stands on the compute lane is `blocking`: the training thread runs it itself."""
+"""Functions that make ops. On a CPU every op on the compute lane is `blocking`: the training thread runs it itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def blocks(job: Job, lane: str) -> bool:
 
 
 def holds(job: Job, lane: str) -> bool:
-    """Does the training thread wait for what runs on `lane`? On a CPU it runs it, with CUDA_LAUNCH_BLOCKING each launch waits."""
+    """Whether the training thread waits for what runs on `lane`. On a CPU it runs this itself; with CUDA_LAUNCH_BLOCKING each launch
+    waits."""
     return blocks(job, lane) or job.framework.launch_blocking
 
 

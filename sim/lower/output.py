@@ -1,4 +1,4 @@
-"""Output: the loss read on the host, syncs that the loop makes, checkpoints.
+"""Output: reading the loss on the host, syncs in the training loop, checkpoints.
 
 `full`: the first rank of each data-parallel group gathers and writes its whole share, with the experts of all its group, the others wait.
 `sharded`: every rank writes its own part. Where one updates for all (a server, the primary rank), it alone has the state, and writes.
@@ -20,13 +20,13 @@ from sim.program import COMPUTE, D2H, HOST, Call, Op
 CLS = "output"
 WRITER = "writer"
 WRITE = "output/write"
-"""Where a rank stores its part of a checkpoint."""
+"""Id of the op with which a rank stores its part of a checkpoint."""
 BEFORE = "output/before"
-"""Where a checkpoint waits for the one before."""
+"""Id of the op with which a checkpoint waits for the one before."""
 
 
 def due(every: int, step: int) -> bool:
-    """Does what happens every `every` steps happen after this one?"""
+    """Whether something that happens every `every` steps (0: never) happens after this step."""
     return every > 0 and (step + 1) % every == 0
 
 
@@ -56,13 +56,14 @@ class Stored(NamedTuple):
     expert: bool
     held: float
     on_device: float
-    """Of these, what the device has: a host that updates has the optimizer's state, and the parameters where it has a master copy, or all of them."""
+    """The part of these bytes that is on the device. A host that updates has the optimizer's state, and also the parameters if it has a
+    master copy or keeps all parameters."""
     ways: int
     """Ranks that share one copy (ZeRO)."""
 
 
 def _stored(job: Job, share: Share) -> list[Stored]:
-    """What this rank has a part of."""
+    """The sorts of parameters (dense, experts') that this rank holds."""
     found = []
     for expert in (False, True):
         some = share.of(expert)
@@ -82,8 +83,8 @@ def _stored(job: Job, share: Share) -> list[Stored]:
 
 
 def _written(job: Job, stored: Stored, size: float) -> float:
-    """Bytes that this rank writes where it holds `size` of them; sharded, ranks that hold the same share the work. Local updates leave each
-    with parameters, between two averages, and moments of its own."""
+    """Bytes that this rank writes where it holds `size` of them. In sharded checkpoints, ranks that hold the same bytes share the work;
+    with local updates each rank has its own parameters (between two averages) and moments, and writes all of them."""
     apart = stored.expert and job.mesh.apart
     if job.plan.output.checkpoint_mode != "full" and not job.plan.one_updates:
         if job.plan.local:
@@ -98,7 +99,7 @@ def _size(job: Job, stored: list[Stored]) -> int:
 
 
 def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
-    """What the training thread does; `writes`: this rank stores something itself."""
+    """What the training thread does for a checkpoint. `writes`: this rank stores something itself."""
     mode, stored = job.plan.output.checkpoint_mode, _stored(job, share)
     size = _size(job, stored)
     before = Op(BEFORE, "sync", HOST, event="output/written", shift=-job.plan.output.checkpoint_every, cls=CLS)
@@ -122,7 +123,8 @@ def checkpoint(job: Job, share: Share, writes: bool) -> list[Op]:
 
 
 def _gather(job: Job, stored: list[Stored]) -> list[Op]:
-    """Whole parameters and states on every rank: of shards, then of the experts that others have. What is in host memory takes the same way
+    """Gathers whole parameters and states on every rank: first from shards, then experts from the other ranks. What is in host memory
+    goes the same way
     (torch's full state dicts move each tensor to the device, DTensor.full_tensor() gathers it)."""
     ops = []
     for some in stored:

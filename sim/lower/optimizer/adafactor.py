@@ -23,15 +23,16 @@ from sim.work import Gemm, MemoryBound, Work
 
 CLS = "optimizer"
 MEANS = 3
-"""Kernels that make a mean of squares of a norm, and join it to those before: square, quotient, lerp."""
+"""Kernels that make a mean of squares from a norm and join it to the running one: square, quotient, lerp."""
 _SQUARES: Passes = (("scale", 1, 1), ("add", 2, 1), ("copy", 1, 1))
-"""Of a vector: its square, lerp, and the copy that becomes the update."""
+"""For a vector: its square, lerp, and the copy that becomes the update."""
 _UPDATE: Passes = (("scale", 1, 1), ("sqrt", 1, 1), ("scale", 2, 1))
 """clamp, rsqrt, times the gradient."""
 
 
 def factored_step(job: Job, share: Share) -> list[Op]:
-    """The update of all tensors: first the matrices, then the rest, as torch groups them; a for-loop's order is another, its kernels these."""
+    """The update of all tensors: first the matrices, then the rest, as torch groups them. A for-loop has another order but the same
+    kernels."""
     shapes, vectors = list(share.shapes.elements()), list(share.vectors.elements())
     estimates = [work for shape in shapes for work in _estimate(job, shape)]
     ops: list[Op] = []
@@ -43,7 +44,7 @@ def factored_step(job: Job, share: Share) -> list[Op]:
 
 
 def _group(job: Job, name: str, estimates: list[Work], tensors: list[int], passes: Passes) -> list[Op]:
-    """Tensors of one kind: norms of the parameters, estimates and updates, norms of the updates, parameters."""
+    """The update of tensors of one kind: norms of the parameters, estimates and updates, norms of the updates, then the new parameters."""
     last: Passes = (("scale", 1, 1), ("add", 2, 1)) if _listed(job) else (("add", 2, 1),)
     return [
         *_norms(job, f"{name}.parameters", tensors),
@@ -54,7 +55,7 @@ def _group(job: Job, name: str, estimates: list[Work], tensors: list[int], passe
 
 
 def _norms(job: Job, name: str, tensors: list[int]) -> list[Op]:
-    """Of each, read by the host."""
+    """The norm of each tensor (`tensors`: elements of each), and the host's read of it."""
     width, dtype = state_width(job), state_dtype(job)
     ops: list[Op] = []
     for at, size in enumerate(tensors):
@@ -64,7 +65,8 @@ def _norms(job: Job, name: str, tensors: list[int]) -> list[Op]:
 
 
 def _estimate(job: Job, shape: Matrix) -> list[Work]:
-    """Norms of a gradient's rows and of its columns, the product of the factors, the mean of the rows, and the quotient."""
+    """The kernels for a matrix's second moments: norms of the gradient's rows and columns, the product of the factors, the mean of the
+    rows, and the quotient."""
     (rows, columns), width, dtype = shape, state_width(job), state_dtype(job)
     size = rows * columns
     return [
@@ -77,13 +79,15 @@ def _estimate(job: Job, shape: Matrix) -> list[Work]:
 
 
 def _means(job: Job, tensors: int) -> list[Work]:
-    """Over rows and over columns, and the least value of the rows' means: lists in one kernel each, which are short."""
+    """The small kernels for means over rows and columns, and for the least value of the rows' means. Lists take one kernel each, a loop
+    one for each of `tensors`."""
     count = 2 * MEANS + 1 if _listed(job) or job.device == "cpu" else (2 * MEANS + 1) * tensors
     return [MemoryBound("scale", 8, 8, state_dtype(job), 1.0, count)]
 
 
 def _passed(job: Job, tensors: list[int], passes: Passes) -> list[Work]:
-    """Lists in one kernel; a copy has none, and is called for each."""
+    """The kernels of `passes` over tensors with so many elements each. A list takes one kernel for each pass; a copy has no list kernel
+    and is called for each tensor."""
     width, dtype = state_width(job), state_dtype(job)
     if not _listed(job):
         return [work for size in tensors for work in over_one(size, passes, width, dtype)]
@@ -101,8 +105,8 @@ def _listed(job: Job) -> bool:
 
 
 def unknown(parts: Iterable[Part]) -> str:
-    """The first part that may have a tensor of more dimensions whose shape is not described, "" where there is none. Beside linears and tables
-    there are norms, and biases, which are no longer than some matrix's side."""
+    """Name of the first part that may have a tensor of two or more dimensions without a described shape; "" if there is none. Besides
+    linears and tables, parts may have norms, and biases that are no longer than the longest side of a matrix."""
     trained = [part for part in parts if part.tensors and not part.frozen]
     longest = max((side for part in trained for shape in (*part.matrices, *part.tables) for side in shape), default=0)
     return next((part.name for part in trained if part.cls != "norm" and not _described(part, longest)), "")

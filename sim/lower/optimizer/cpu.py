@@ -1,4 +1,4 @@
-"""The update on the host's cores: its state is in host memory, and either the device has all else, or only what it uses."""
+"""The update on the host's cores, with its state in host memory. The device has all else, or only the parameters in use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sim.work import HostWork
 
 CLS = "optimizer"
 _ADAMW = 4.0 * sum(OPTIMIZERS["adamw"].fused)
-"""Bytes that AdamW's update moves for one parameter: what was timed."""
+"""Bytes that AdamW's update moves for one parameter. Its time was measured; others are scaled by bytes."""
 
 
 def offloaded(job: Job, share: Share) -> list[Op]:
@@ -25,8 +25,9 @@ def offloaded(job: Job, share: Share) -> list[Op]:
 
 
 def beside_gradients(job: Job, share: Share, norms: list[Op]) -> list[Op]:
-    """Gradients and parameters in host memory, too: they are unscaled and clipped there, in passes over the gradients, and what was updated
-    stays (FSDP2's CPUOffloadPolicy, DeepSpeed's offload_param). `norms`: the messages that sum them, which hosts then send."""
+    """The update where gradients and parameters are in host memory, too: gradients are unscaled and clipped there in passes of their
+    own, and updated parameters stay there (FSDP2's CPUOffloadPolicy, DeepSpeed's offload_param). `norms`: the collectives that sum the
+    gradients' norms; hosts run them here."""
     ops, g = list[Op](), job.grad_bytes
     if job.plan.precision == "fp16":
         ops.append(host("optimizer/unscale", pass_over(share.elements, 2 * g), cls=CLS))
@@ -48,5 +49,5 @@ def on_cpu(job: Job, share: Share) -> HostWork:
 
 
 def pass_over(elements: float, each: float) -> HostWork:
-    """A pass over so many gradients that moves `each` bytes of one: so much of an update."""
+    """A pass over `elements` gradients that moves `each` bytes for each of them, as a fraction of an AdamW update."""
     return HostWork("cpu_optimizer", elements * each / _ADAMW, moved=elements * each)

@@ -1,6 +1,7 @@
-"""How passes over tensors are launched: lists of them in multi-tensor kernels, or each tensor by itself.
+"""How passes over tensors are launched: lists of tensors in multi-tensor kernels, or each tensor by itself.
 
-A multi-tensor kernel takes so many tensors and so many of their pieces (ATen/native/cuda/MultiTensorApply.cuh); on a CPU foreach is a loop.
+A multi-tensor kernel takes a limited number of tensors and of their pieces (ATen/native/cuda/MultiTensorApply.cuh). On a CPU foreach is
+a loop.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 
 
 def launches(sizes: Counter[int], lists: int) -> int:
-    """Kernels of one multi-tensor pass over `lists` lists of tensors, so many of each size (elements)."""
+    """Number of kernels of one multi-tensor pass over `lists` lists of tensors. `sizes`: elements of a tensor -> how many tensors have
+    them."""
     blocks = sum(-(-size // BLOCK) * count for size, count in sizes.items())
     return max(math.ceil(sizes.total() / TENSORS.get(lists, 30)), math.ceil(blocks / BLOCKS), 1)
 
@@ -32,8 +34,8 @@ def over_all(job: Job, share: Share, what: str, read: float, written: float, dty
 
 
 def over_lists(job: Job, sizes: Counter[int], what: str, read: float, written: float, dtype: str, lists: int) -> Work:
-    """One pass over some tensors, so many of each size (elements). On a CPU foreach is a loop whose passes are one each here: the calibration's
-    seconds for each tensor hold its calls."""
+    """One pass over some tensors; `read` and `written` are bytes per element. `sizes`: elements of a tensor -> how many tensors have
+    them. On a CPU foreach is a loop, but the pass is one kernel here: the calibration's seconds for each tensor include its calls."""
     elements = sum(size * count for size, count in sizes.items())
     if job.device == "cpu":
         return MemoryBound(what, int(elements * read), int(elements * written), dtype, float(elements))
@@ -62,7 +64,8 @@ def passed(job: Job, share: Share, passes: Passes, width: float, dtype: str) -> 
 
 
 def called(share: Share, passes: Passes, width: float, dtype: str, small: int = 0) -> list[Work]:
-    """`passes` over each tensor, every kernel called by itself; `small`: kernels over single numbers, called by a compiled function."""
+    """`passes` over each tensor, where every kernel is called by itself. `small`: for each tensor, so many kernels over single numbers,
+    as a compiled function calls them."""
     numbers: list[Work] = [MemoryBound("scale", 8, 4, dtype, 1.0, small)] if small else []
     each = [([*over_one(size, passes, width, dtype), *numbers], count) for size, count in share.sizes.items()]
     return [work for works, count in each for _ in range(count) for work in works]

@@ -22,7 +22,7 @@ CLS = "comm.ps"
 
 
 def agree(job: Job, share: Share) -> list[Op]:
-    """Local updates: what makes the replicas' parameters equal again."""
+    """Local updates: the ops that make the replicas' parameters equal again."""
     return outer_step(job, share) if job.plan.update.outer == "nesterov" else average(job, share)
 
 

@@ -2,7 +2,7 @@
 
 The kernels are those of torch/optim/_muon.py, matrix by matrix: momentum and its look-ahead; the cast to bf16, the norm and the division by
 it; five times the Gram matrix X X^T, b A + c A A and a X + B X on the shorter side (2 short^2 long + short^3 multiply-adds each); decay and
-update. All that is no matrix between layers is left to AdamW.
+update. AdamW updates all parameters that are not matrices of layers.
 
 It takes whole matrices. zero = 0: every rank orthogonalizes all of its own. zero = 1: each rank owns whole ones, gradients are summed everywhere
 and updated parameters broadcast (Megatron-Core's layer_wise_optimizer.py). zero = 2 and 3: momenta in bf16 go to their matrix's owner and the
@@ -25,7 +25,7 @@ from sim.work import Gemm, MemoryBound, Work
 
 CLS = "optimizer"
 BESIDE = "adamw"
-"""What updates all else."""
+"""The optimizer that updates all other parameters."""
 ITERATIONS = 5
 _MOMENTUM: Passes = (("add_", 2, 1), ("add", 2, 1))
 """lerp into the momentum, lerp of the gradient towards it (Nesterov)."""
@@ -65,7 +65,7 @@ def _whole(job: Job, matrix: Matrix) -> list[Work]:
 
 
 def newton_schulz(matrix: Matrix) -> list[Work]:
-    """A bf16 matrix divided by its norm, and the iterations. addmm copies what it adds to into its result first."""
+    """The kernels that divide a bf16 matrix by its norm and run the iterations. addmm first copies its addend into the result."""
     (short, long), size = sorted(matrix), matrix[0] * matrix[1]
     square = short * short
 
@@ -93,7 +93,7 @@ def _applied(job: Job, size: int) -> list[Work]:
 
 
 def _cast(job: Job, size: int) -> list[Work]:
-    """To bf16, which gives back what is bf16 already."""
+    """The cast to bf16; none where the state is bf16 already."""
     return [] if state_dtype(job) == _DTYPE else [MemoryBound("cast", int(size * state_width(job)), size * _WIDTH, state_dtype(job))]
 
 

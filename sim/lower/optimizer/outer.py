@@ -20,7 +20,7 @@ from sim.work import MemoryBound, Work
 
 CLS = "optimizer"
 COPIES = 2
-"""Of the parameters: those of the last outer step, and the momentum."""
+"""Tensors kept for each parameter: its value at the last outer step, and the momentum."""
 _MOVED: Passes = (("add", 2, 1),)
 _BACK: Passes = (("copy", 1, 1),)
 
@@ -31,7 +31,7 @@ def kept(plan: Plan, elements: float, width: float) -> float:
 
 
 def outer_step(job: Job, share: Share) -> list[Op]:
-    """From parameters that differ to equal ones. Where nobody else trains, nothing is sent."""
+    """The outer step: parameters that differ between ranks become equal. With one data-parallel rank nothing is sent."""
     if not share.elements:
         return []
     called = [spent("outer/step.host", "optimizer_step", cls=CLS), spent("outer/tensors.host", "optimizer", share.tensors, cls=CLS)]

@@ -20,54 +20,57 @@ Matrix = tuple[int, int]
 
 
 def state_width(job: Job) -> float:
-    """Bytes of one element of the optimizer's state and of what it updates."""
+    """Bytes of one element of the optimizer's state and of the parameters that it updates (fp32 master copies, if there are any)."""
     return 4.0 if job.framework.precision.master else job.param_bytes
 
 
 def state_dtype(job: Job) -> str:
-    """The dtype of the optimizer's state and of what it updates."""
+    """The dtype of the optimizer's state and of the parameters that it updates."""
     return "fp32" if state_width(job) == 4 else job.framework.precision.param_dtype
 
 
 def moment_width(plan: Plan, width: float) -> float:
-    """Bytes of one element of the optimizer's moments, where an element of what it updates has `width`.
+    """Bytes of one element of the optimizer's moments. `width`: bytes of an element of the parameters that it updates.
 
-    8 bits have scales beside them: one fp32 number for a tensor (TransformerEngine's FusedAdam), or for 256 elements (Dettmers et al. 2022), which
-    is left out.
+    Scales of 8-bit moments are left out: one fp32 number for a tensor (TransformerEngine's FusedAdam), or for 256 elements (Dettmers et
+    al. 2022).
     """
     return BYTES[plan.optimizer.states] if plan.optimizer.states else width
 
 
 def reads_narrow(plan: Plan, framework: Framework, zero: int) -> bool:
-    """Megatron's precision-aware optimizer on bf16 parameters: TransformerEngine's FusedAdam reads gradients as they are (use_decoupled_grad), and
-    keeps of the fp32 parameters the 16 bits that the bf16 ones have not (store_param_remainders). Megatron-FSDP's fp32 weights lie apart."""
+    """Whether the update is Megatron's precision-aware optimizer on bf16 parameters: TransformerEngine's FusedAdam reads gradients in
+    their own dtype (use_decoupled_grad), and keeps of each fp32 parameter only the 16 bits that the bf16 one lacks
+    (store_param_remainders). It is not with Megatron-FSDP, which keeps whole fp32 weights."""
     narrow = framework.precision.master and framework.precision.param_dtype == "bf16"
     return plan.optimizer.states is not None and framework.linears.accumulates and narrow and zero < 3
 
 
 def widens(plan: Plan, framework: Framework, zero: int) -> bool:
-    """Are fp32 gradients made of narrower ones before the update? Megatron-FSDP's optimizer has its own buffers' (the same function returns), and
-    what the host updates is widened there."""
+    """Whether gradients are cast to fp32 before the update. They are not with Megatron-FSDP, whose optimizer reads its own buffers (the
+    same function returns), nor where the host updates, which casts them itself."""
     narrow = BYTES[framework.precision.grad_dtype] < 4 and framework.precision.master and zero < 3
     return framework.optimizer.widens and narrow and not plan.host_updates and not reads_narrow(plan, framework, zero)
 
 
 def flat_bytes(plan: Plan, framework: Framework) -> float:
-    """Bytes of an element that a step makes in flat tensors. Who turns ZeRO off in DeepSpeed has all gradients cast to fp32, and these joined then
-    (runtime/fp16/fused_optimizer.py, step); its ZeRO-1 works as ever where nobody shares."""
+    """Bytes for each element in flat tensors that an optimizer step makes. DeepSpeed without ZeRO casts all gradients to fp32 and then
+    joins them (runtime/fp16/fused_optimizer.py, step); its ZeRO-1 does the same on one rank as on several."""
     flat = framework.optimizer.flat_step if zero_of(plan, framework) or not framework.optimizer.flat_step else 8.0
     return flat + 4.0 * widens(plan, framework, sharding_of(plan, framework)[0])
 
 
 def shard_width(framework: Framework, zero: int) -> float:
-    """Bytes of a parameter as a rank of ZeRO-3 keeps it to be gathered: the optimizer's fp32 copy, where it has no other."""
+    """Bytes of one parameter as a rank of ZeRO-3 keeps it for gathering. Where there is no other copy, that is the optimizer's fp32
+    one."""
     alone = framework.precision.master and framework.data_parallel.one_copy(zero)
     return 4.0 if alone else BYTES[framework.precision.param_dtype]
 
 
 def copy_width(plan: Plan, framework: Framework, zero: int) -> float:
-    """Bytes an element of the fp32 copy of the parameters that an optimizer keeps beside those that forward reads: none where autocast makes these
-    anew, or the copy is all that a rank keeps; what 16 bits lack of it where the update reads them (`reads_narrow`)."""
+    """Bytes for each element of the fp32 copy that an optimizer keeps beside the parameters that forward reads. 0 where autocast makes
+    these anew, or the fp32 copy is all that a rank keeps. 2 where the update reads 16-bit parameters and keeps only the bits that they
+    lack (`reads_narrow`)."""
     precision = framework.precision
     if not precision.master or precision.autocast or framework.data_parallel.one_copy(zero):
         return 0.0
@@ -75,8 +78,8 @@ def copy_width(plan: Plan, framework: Framework, zero: int) -> float:
 
 
 def states(name: str, elements: int, in_matrices: int, factored: tuple[int, int] = (0, 0)) -> int:
-    """Elements of all state tensors that optimizer `name` keeps of so many parameters: of those in matrices Muon keeps the momentum alone,
-    Adafactor a row and a column (`Part.factored`)."""
+    """Elements of all state tensors that optimizer `name` keeps for `elements` parameters. For the `in_matrices` of these, Muon keeps
+    only the momentum; for matrices Adafactor keeps a row and a column (`factored`, as of `Part.factored`)."""
     if name == "adafactor":
         return elements - factored[0] + factored[1]
     return OPTIMIZERS[name].states * elements - (in_matrices if name == "muon" else 0)
@@ -88,7 +91,8 @@ class Share:
     def __init__(
         self, job: Job, blocks: list[BlockOps], small: bool = False, sorts: tuple[bool, ...] = (False, True), split: bool = True
     ) -> None:
-        """`small`: without the matrices. `sorts`: dense parameters (False), experts' (True), both. `split`: of what ranks share out, this one's."""
+        """`small`: without the matrices. `sorts`: which parameters count: dense ones (False), experts' (True), or both. `split`: of
+        parameters that ranks share out, only this rank's part counts."""
         self._job, self._blocks, self._small, self._sorts, self._split = job, blocks, small, sorts, split
 
     @cached_property
@@ -99,7 +103,7 @@ class Share:
         return [(part, equal[at]) for at, block in kinds.items() for part in block.parts if not part.frozen and part.expert in self._sorts]
 
     def of(self, expert: bool) -> Share:
-        """Of these, the experts' or the dense ones."""
+        """The same share with only the experts' parameters (True) or only the dense ones (False)."""
         return Share(self._job, self._blocks, self._small, (expert,))
 
     def _ways(self, part: Part) -> int:
@@ -126,17 +130,17 @@ class Share:
 
     @property
     def unsplit(self) -> Share:
-        """With what other ranks update."""
+        """The same tensors whole, with the parts that other ranks update."""
         return Share(self._job, self._blocks, self._small, self._sorts, split=False)
 
     @property
     def rest(self) -> Share:
-        """Of these, what is no matrix."""
+        """The same share without the matrices."""
         return Share(self._job, self._blocks, True, self._sorts)
 
     @cached_property
     def matrices(self) -> Counter[Matrix]:
-        """The matrices that this rank works on whole, where it works on whole ones: those of the rank with the most work, for which all wait."""
+        """The matrices that a rank works on whole (Muon): those of the rank with the most work, for which all others wait."""
         piles: dict[int, Counter[Matrix]] = {}
         for part, count in self._all:
             pile = piles.setdefault(self._ways(part), Counter())
@@ -146,7 +150,8 @@ class Share:
 
     @cached_property
     def pieces(self) -> dict[str, int]:
-        """Elements of this rank's pieces of matrices, by the mesh axis over which these are split (ZeRO-2, -3): whole ones where it has one rank."""
+        """Mesh axis over which matrices are split (ZeRO-2, -3) -> elements of this rank's pieces of them. With one rank on the axis the
+        pieces are whole matrices."""
         found: dict[str, int] = {}
         for part, count in self._all:
             if part.matrices:
@@ -161,19 +166,19 @@ class Share:
 
     @cached_property
     def elements(self) -> int:
-        """Elements of them all."""
+        """Elements of all tensors that this rank updates."""
         return sum(size * count for size, count in self.sizes.items())
 
     @cached_property
     def states(self) -> int:
-        """Elements of the optimizer's state of them all."""
+        """Elements of the optimizer's state for all tensors that this rank updates."""
         in_matrices = sum(part.in_matrices * count // self._ways(part) for part, count in self._all)
         factored = [sum(part.factored[at] * count for part, count in self._all) for at in (0, 1)]
         return states(self._job.plan.optimizer.name, self.elements, in_matrices, (factored[0], factored[1]))
 
     @cached_property
     def shapes(self) -> Counter[Matrix]:
-        """All matrices and tables, where this rank has whole ones."""
+        """How many matrices and tables there are of each shape. Holds only where this rank has whole ones."""
         found: Counter[Matrix] = Counter()
         for part, count in self._all:
             for shape in (*part.matrices, *part.tables):
@@ -182,7 +187,7 @@ class Share:
 
     @cached_property
     def vectors(self) -> Counter[int]:
-        """How many tensors there are of each size that are neither."""
+        """How many tensors that are neither matrix nor table there are of each size (elements)."""
         areas: Counter[int] = Counter()
         for (rows, columns), count in self.shapes.items():
             areas[rows * columns] += count
@@ -194,8 +199,9 @@ class Share:
 
     @property
     def handed(self) -> int:
-        """Tensors that the optimizer is handed: of a flat buffer that is shared out by position, those that reach into this rank's range of it, hardly
-        more than its share of all (Megatron's distrib_optimizer.py, _build_model_gbuf_range_map); else a piece of each, as of FSDP2."""
+        """Number of tensors that the optimizer gets. A flat buffer may be shared out by position: then these are the tensors that reach
+        into this rank's range, hardly more than its share of all (Megatron's distrib_optimizer.py, _build_model_gbuf_range_map). Else
+        it gets a piece of each tensor, as with FSDP2."""
         if not (self._job.flat_gradients and self._job.zero in (1, 2) and self._job.framework.data_parallel.zero1 == "shards"):
             return self.tensors
         runs: dict[int, int] = {}
@@ -205,13 +211,14 @@ class Share:
 
 
 def cost(matrix: Matrix) -> float:
-    """Of orthogonalizing it, in products' multiply-adds (`sim.lower.optimizer.muon`)."""
+    """Multiply-adds of orthogonalizing the matrix (`sim.lower.optimizer.muon`), to compare matrices."""
     short, long = sorted(matrix)
     return 2.0 * short * short * long + float(short) ** 3
 
 
 def heaviest(pile: Counter[Matrix], ways: int) -> Counter[Matrix]:
-    """Whole matrices dealt out to `ways` ranks, the costliest first, each to who has least by then: what the rank with most has."""
+    """Deals whole matrices out to `ways` ranks, the costliest first, each to the rank with the least work so far. Returns the matrices
+    of the rank with the most work."""
     if ways == 1:
         return pile
     owners = [(0.0, rank) for rank in range(ways)]

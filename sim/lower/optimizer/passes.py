@@ -12,5 +12,5 @@ def over_one(size: int, passes: Passes, width: float, dtype: str, repeat: int = 
 
 
 def kernel(what: str) -> str:
-    """The kernel that runs a pass: a sign streams as a product does."""
+    """The kernel that runs a pass. The sign has none of its own: it moves memory as a scaling does."""
     return "scale" if what == "sign" else what

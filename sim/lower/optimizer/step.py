@@ -24,7 +24,8 @@ CLS = "optimizer"
 
 def clear(job: Job, share: Share) -> list[Op]:
     """Zeroes a flat gradient buffer, whole below ZeRO-2 (Megatron's zero_grad_buffer, DeepSpeed's clear_hp_grads). torch drops its
-    gradients (set_to_none) for nothing; before 2.0 it called a kernel for each tensor. On their way to the host each takes the place of the last."""
+    gradients (set_to_none), which costs nothing; before 2.0 it called a kernel for each tensor. Gradients that go to host memory
+    overwrite the old ones there, so nothing is cleared."""
     if job.plan.parameters_offloaded:
         return []
     if not (job.flat_gradients or job.framework.precision.sums_apart):
@@ -39,7 +40,7 @@ def clear(job: Job, share: Share) -> list[Op]:
 
 
 def update(job: Job, share: Share) -> list[Op]:
-    """unscale -> clip -> step, as one recipe. A rank of the pipeline that trains nothing is asked for its part of the norm all the same."""
+    """The whole update: unscale -> clip -> step. A pipeline rank that trains nothing still takes part in the sum of the gradient norm."""
     if not share.elements:
         return _sums(job, share) if job.framework.optimizer.clip else []
     read = read_back(job, "optimizer/loss.read", CLS) if job.framework.optimizer.reads_loss else []
@@ -57,7 +58,8 @@ def _widens(job: Job) -> bool:
 
 
 def _widened(job: Job, share: Share) -> list[Op]:
-    """fp32 gradients of this rank's share, made of narrower ones, which all that follows reads (Megatron-Core's _copy_model_grads_to_main_grads)."""
+    """Casts the gradients of this rank's share to fp32, which all later steps read (Megatron-Core's _copy_model_grads_to_main_grads).
+    Empty where they are not cast before the update."""
     return [compute(job, "optimizer/main_grads", (_cast(job, share),), CLS)] if _widens(job) else []
 
 
@@ -67,7 +69,7 @@ def _read(job: Job) -> tuple[float, str]:
 
 
 def unscale(job: Job, share: Share) -> list[Op]:
-    """fp16: gradients divided by the loss scale and looked through for infinities; the host reads the verdict."""
+    """fp16: divides gradients by the loss scale and looks for infinities; the host reads the result. Empty for other dtypes."""
     if job.plan.precision != "fp16":
         return []
     g, dtype = _read(job)
@@ -76,7 +78,8 @@ def unscale(job: Job, share: Share) -> list[Op]:
 
 
 def clip(job: Job, share: Share) -> list[Op]:
-    """Global norm: one pass, one number summed over all ranks that hold other parameters, one pass of scaling.
+    """Clips by the global norm: one pass for the norm, a sum of one number over all ranks that hold other parameters, one pass of
+    scaling.
 
     Megatron reads the norm on the host (clip_grads.py, get_grad_norm_fp32); torch leaves it on the device, and sums the stacked norms of
     distributed tensors one by one (get_total_norm), those of pipeline stages as one number (torchtitan). Before its foreach kernels
@@ -101,7 +104,7 @@ def clip(job: Job, share: Share) -> list[Op]:
 
 
 def _sums(job: Job, share: Share) -> list[Op]:
-    """The norm over all ranks that hold other parameters."""
+    """The all_reduces that sum the norm over all ranks that hold other parameters."""
     axes = [*(["fsdp"] if job.zero and not rebuilds(job) else []), "tp", "pp"]
     if job.size("ep") > 1 and not job.zero and job.network.has_experts:
         axes.append("ep")
@@ -138,7 +141,7 @@ def step(job: Job, share: Share) -> list[Op]:
 
 
 def _kernels(job: Job, share: Share, name: str) -> list[Work]:
-    """Of the update itself by optimizer `name`, as the framework's implementation launches them."""
+    """The kernels of the update itself by optimizer `name`, as the framework's implementation launches them."""
     how, width, dtype, algorithm = job.framework.optimizer.implementation, state_width(job), state_dtype(job), OPTIMIZERS[name]
     if how == "fused":
         return [_fused(job, share, name)]
@@ -172,7 +175,7 @@ def _reads_narrow(job: Job) -> bool:
 
 
 def _main_gradients(job: Job, share: Share) -> list[Work]:
-    """Low-precision gradients become fp32 ones for an fp32 master copy, where they have not before."""
+    """The cast of low-precision gradients to fp32 for an fp32 master copy, if it was not done before (`_widened`)."""
     if not job.framework.precision.master or job.grad_bytes >= 4 or _reads_narrow(job) or _widens(job):
         return []
     return [_cast(job, share)]
@@ -183,7 +186,8 @@ def _cast(job: Job, share: Share) -> Work:
 
 
 def model_copy(job: Job, share: Share) -> list[Work]:
-    """The fp32 master copy becomes the parameters that forward reads; FSDP casts when it gathers, autocast at each use."""
+    """The cast of the fp32 master copy to the parameters that forward reads. Empty for FSDP, which casts when it gathers, and for
+    autocast, which casts at each use."""
     if not job.framework.precision.master or job.param_bytes >= 4 or job.zero == 3 or _reads_narrow(job):
         return []
     return [over_all(job, share, "cast", 4.0, job.param_bytes, job.framework.precision.param_dtype)]
