@@ -1,6 +1,6 @@
-"""What a stage runs in one pass: forward or backward, block by block, without the messages of data parallelism.
+"""The ops that a stage runs in one pass, forward or backward, block by block, without the messages of data parallelism.
 
-With a `Shortener` each kind of block is in short, made once for all stages and plans that split and run it alike.
+With a `Shortener`, the ops of each kind of block are shortened once for all stages and plans that split and run it alike.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Chunk(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """One pass over a stage, and in what it differs from the passes of the stage's other micro-batches."""
+    """One pass over a stage, and how it differs from the passes of the stage's other micro-batches."""
 
     base: Literal["fwd", "bwd", "wgrad"]
     """Forward, backward (whole, or of the input alone), or the gradients of weights alone."""
@@ -48,7 +48,7 @@ class Variant(NamedTuple):
     later: bool = False
     """Not the first pass of its step, where later passes cost something else (`sim.program.LATER`)."""
     beside: bool = False
-    """Other stages' parameters travel meanwhile."""
+    """Parameters of the rank's other stages are gathered at the same time."""
 
     @property
     def name(self) -> str:
@@ -117,7 +117,7 @@ def _runs(chunk: Chunk, block: BlockOps, variant: Variant) -> list[Ops]:
 
 
 def _narrowed(chunk: Chunk, part: PartOps, variant: Variant, again: bool) -> Ops:
-    """What makes a part's weights 8- or 4-bit for a pass."""
+    """The ops that make a part's 8- or 4-bit weights for a pass."""
     if not part.part.narrow or not variant.narrows:
         return ()
     make = partial(narrow.made, chunk.job, part, variant.narrows, variant.base == "fwd", again)
@@ -125,7 +125,7 @@ def _narrowed(chunk: Chunk, part: PartOps, variant: Variant, again: bool) -> Ops
 
 
 def _cut(chunk: Chunk, block: BlockOps, variant: Variant, ends: Collection[str]) -> Pieces:
-    """A block in short, in a piece for each of `ends`."""
+    """A block's shortened backward, cut into pieces that end at the parts named in `ends`."""
     assert chunk.short
     found: Pieces = []
     run: list[Ops] = []

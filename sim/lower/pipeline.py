@@ -1,4 +1,4 @@
-"""Pipelines: what each rank runs in a step, its stages' segments in the schedule's order with the messages between them.
+"""Pipelines: what each rank runs in a step. That is its stages' segments in the schedule's order, with the messages between stages.
 
 A message has a lane for each kind and end (`comm.pp.fwd.send`, `comm.pp.bwd.recv`), so that no send queues behind a receive, and on the way
 back of a V, where the ends are other ranks, lanes of its own (`comm.pp.fwd.send.back`; DualPipe's code batches all messages of a rank,
@@ -48,7 +48,7 @@ class Pipeline:
     def __init__(self, job: Job, segments: Segments) -> None:
         self._job, self._segments = job, segments
         self._made: dict[tuple[object, ...], tuple[str, ...]] = {}
-        """Segments by sort of turn, in the first step or not: the same for all stages that are alike."""
+        """Names of segments by sort of turn, for the first step or later ones. Stages that are alike share them."""
         name = job.schedule
         self._awaits = name == "1f1b" or (name == "gpipe" and not job.unshards and (job.reduces_apart or not job.train))
 
@@ -89,7 +89,8 @@ class Pipeline:
         return self._joined(names) if stage.chunk.short else names
 
     def _joined(self, names: list[str]) -> list[str]:
-        """Segments that follow each other as one, but for the copies of the input, beside which none is run by itself."""
+        """Joins segments that follow each other into one. Those up to the input's stay apart, since its copies would keep the rest from
+        being run by itself."""
         at = names.index(INPUT) + 1 if INPUT in names else 0
         name = "+".join(names[at:])
         if name not in self._segments:
@@ -119,7 +120,8 @@ class Pipeline:
         return [self._whole(stage, "TAKE", sort.asked), *found] if sort.asked else found
 
     def _asked(self, name: str) -> tuple[str, ...]:
-        """What asks for parameters ahead of a message that the forward waits for, and the forward without it.
+        """Splits a forward that waits for a message: the part that asks for parameters comes before the wait, the rest after it. Other
+        forwards stay whole.
 
         Interleaved schedules synchronise the first chunks' parameters as the step begins, on all stages alike (config.param_sync_func in
         megatron/core/pipeline_parallel/schedules.py); without interleaving the first forward asks for them.
@@ -131,7 +133,8 @@ class Pipeline:
         return self._halves(name, cut, ".ask", ".take")
 
     def _split(self, name: str) -> tuple[str, ...]:
-        """A backward that sends gradients, without its waits for them, and these by themselves; without overlap also the sending."""
+        """Splits a backward that sends gradients: the backward, and its waits for these messages; without overlap the sends are in the
+        second part, too."""
         ops = self._segments[name]
         cut = len(ops)
         while cut and (_waits_for_gradients(ops[cut - 1]) or (not self._job.overlap_grad and ops[cut - 1].id.startswith("grad/"))):
@@ -139,7 +142,7 @@ class Pipeline:
         return (name,) if cut == len(ops) else self._halves(name, cut, ".leave", ".arrive")
 
     def _halves(self, name: str, cut: int, first: str, second: str) -> tuple[str, str]:
-        """The segment as two, of its ops before `cut` and of the rest; named by it and these endings."""
+        """Makes two segments of one: its ops before `cut`, and the rest. Their names are its name with these endings."""
         ops = self._segments[name]
         self._segments.setdefault(name + first, ops[:cut])
         self._segments.setdefault(name + second, ops[cut:])
@@ -147,7 +150,7 @@ class Pipeline:
 
 
 def _waits_for_gradients(op: Op) -> bool:
-    """The tail of a backward that sends gradients: waits for its messages, and DDP's copies back."""
+    """Whether the op belongs to the tail of a backward that sends gradients: a wait for a message, or DDP's copy back."""
     return op.lane == COMPUTE and op.id.startswith("grad/") and (op.kind == "wait" or op.id.endswith(".back"))
 
 
@@ -166,13 +169,13 @@ def _peer(job: Job, stage: int, kind: Kind) -> int:
 
 
 def _size(job: Job, stage: int, kind: Kind) -> int:
-    """Bytes of the message on all ranks of tp that send a slice of it."""
+    """Bytes of the whole message, summed over the tp ranks that each send a slice of it."""
     into, back = job.crossings[stage + (kind in ("SEND_F", "RECV_B"))]
     return into if kind.endswith("F") else back
 
 
 def _op(job: Job, stage: int, kind: Kind) -> Op:
-    """The message itself."""
+    """The send or receive itself."""
     sends, size = kind.startswith("SEND"), _size(job, stage, kind)
     return Op(
         f"{stage}{kind}",
@@ -188,19 +191,19 @@ def _op(job: Job, stage: int, kind: Kind) -> Op:
 
 
 def _send(job: Job, stage: int, kind: Kind) -> list[Op]:
-    """Once compute has made the tensor; its buffer lives until it has left."""
+    """A send, once compute has made the tensor. The tensor's buffer lives until the send has ended."""
     name, lane = f"{stage}{kind}", _lane(job, stage, kind)
     made = record(f"{name}.made", COMPUTE)
     return [_holding(made, alloc=_size(job, stage, kind)), wait(job, f"{name}.made", lane), _op(job, stage, kind)]
 
 
 def _send_awaited(job: Job, stage: int, kind: Kind) -> list[Op]:
-    """The same, for those that compute waits for."""
+    """A send for whose end compute will wait (`_sent`)."""
     return [*_send(job, stage, kind), record(f"{stage}{kind}.sent", _lane(job, stage, kind))]
 
 
 def _sent(job: Job, stage: int, kind: Kind) -> list[Op]:
-    """Compute goes on when the message has left, and the host, where it waits for messages."""
+    """Compute waits for the end of a send, and so does the host where it waits for messages."""
     return [wait(job, f"{stage}{kind}.sent", COMPUTE), *_drained(job, f"{stage}{kind}")]
 
 
@@ -211,7 +214,7 @@ def _drained(job: Job, name: str) -> list[Op]:
 
 
 def _receive(job: Job, stage: int, kind: Kind) -> list[Op]:
-    """Into a fresh buffer. Numbered, as further receives may be posted before this one is used."""
+    """A receive into a new buffer. Its event is numbered, as further receives may be posted before this one is used."""
     name, lane = f"{stage}{kind}", _lane(job, stage, kind)
     posted = [record(f"{name}.posted", COMPUTE), wait(job, f"{name}.posted", lane)] if job.device == "cuda" else []
     return [*posted, _op(job, stage, kind), Op(f"{name}.record", "record", lane, event=name, shift=0)]
@@ -228,7 +231,7 @@ def _taken(job: Job, stage: int, kind: Kind) -> list[Op]:
 
 
 def _slices(job: Job) -> int:
-    """Parts in which the tp ranks of a stage send what they all hold."""
+    """Number of slices in which the tp ranks of a stage send a tensor that all of them hold; 1: each sends all of it."""
     whole = not job.plan.parallel.sequence_parallel
     return job.size("tp") if whole and job.framework.pipeline.scatter_gather else 1
 

@@ -1,6 +1,6 @@
-"""Layers that backward runs again: what they keep, where torch's checkpoint ends, and what it spends on the host.
+"""Full recomputation of layers: what they keep, where torch's checkpoint stops, and its work on the host.
 
-Beside the layer's forward, which runs twice (`sim.lower.blocks`).
+The repeated forward itself is in `sim.lower.blocks`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ _SAVED = {
     "layernorm": 5, "layernorm_apart": 5, "batchnorm": 5, "groupnorm": 5, "rmsnorm": 3, "glu": 3, "scale": 2, "add": 0, "permute": 0, "copy": 0,
     "cast": 0, "zero": 0, "strided": 0.4,
 }  # fmt: skip
-"""Tensors that autograd keeps of one call, which are one unless said here (torch/csrc/autograd, derivatives.yaml): of a norm its input, two
-statistics, weight and bias; of products of two activations both; of sums and moves none; of the five kernels of a rotation two cosines."""
+"""Kernel -> number of tensors that autograd keeps for one call; 1 for kernels not listed (torch/csrc/autograd, derivatives.yaml). A
+norm keeps its input, two statistics, weight and bias; a product of two activations both; sums and copies none; the five kernels of a
+rotation together two cosines."""
 _PRODUCT, _ATTENTION = 2, 7
-"""The same of a product (input and weight) and of fused attention (queries, keys, values, output, sums of exponentials, two of its dropout)."""
+"""The same for a GEMM (input and weight) and for fused attention (queries, keys, values, output, sums of exponentials, two for its
+dropout)."""
 
 
 def on_demand(parts: tuple[PartOps, ...], at: int, redo: Ops) -> tuple[PartOps, ...]:
-    """`redo` as torch's checkpoint runs it: when the first kernel asks for a saved tensor, after what backward sends before."""
+    """Puts the recomputation `redo` where torch's checkpoint runs it: before the first backward kernel of part number `at`, which asks
+    for a saved tensor, and after the messages that come before this kernel."""
 
     def before_kernels(ops: Ops) -> Ops:
         first = next((i for i, op in enumerate(ops) if op.kind == "compute"), len(ops))
@@ -35,14 +38,15 @@ def on_demand(parts: tuple[PartOps, ...], at: int, redo: Ops) -> tuple[PartOps, 
 
 
 def early_stop(block: Block) -> int:
-    """Parts that torch's checkpoint runs again: it ends with the last tensor that backward needs, and a product hands over its input
-    before it runs (torch/utils/checkpoint.py, _StopRecomputationError)."""
+    """Number of parts that torch's checkpoint runs again. It stops with the last tensor that backward needs; a GEMM as the last of them
+    is not run, since it saves its input before it runs (torch/utils/checkpoint.py, _StopRecomputationError)."""
     last = max((index for index, part in enumerate(block.parts) if part.saved), default=-1)
     return last if last >= 0 and block.parts[last].cls == "gemm" else last + 1
 
 
 def keep_input(parts: list[PartOps], saved: int) -> tuple[PartOps, ...]:
-    """Full recomputation keeps the block's input alone, from its first forward op to its last backward op."""
+    """Adds the block's input (`saved` bytes) to the parts, the only thing that full recomputation keeps: allocated by the first forward
+    op, freed by the last backward op."""
     first = parts[0]
     if not saved or not first.forward or not first.joint:
         return tuple(parts)
@@ -55,19 +59,20 @@ def keep_input(parts: list[PartOps], saved: int) -> tuple[PartOps, ...]:
 
 
 def packed(job: Job, name: str, block: Block, parts: tuple[PartOps, ...]) -> tuple[PartOps, ...]:
-    """Forward puts a note in place of each tensor that autograd would keep."""
+    """Adds the host's work in forward: a placeholder for each tensor that autograd would keep."""
     spent = _hooks(job, f"fwd/{name}.packed", block, 1)
     return (parts[0]._replace(forward=(*spent, *parts[0].forward)), *parts[1:])
 
 
 def unpacked(job: Job, name: str, block: Block) -> Ops:
-    """Backward makes those tensors again, and hands each out."""
+    """The host's work in backward: those tensors are made again, and each is handed out."""
     return _hooks(job, f"recompute/{name}.packed", block, 2)
 
 
 def _hooks(job: Job, id: str, block: Block, turns: int) -> Ops:
-    """torch's checkpoint without reentrance in eager modules: a region's contexts and random state, and a Python function that is called with each
-    saved tensor in forward, again where it is made once more, and where backward asks for it (torch/utils/checkpoint.py, _checkpoint_hook)."""
+    """The host's work of torch's non-reentrant checkpoint in eager modules: a region's contexts and random state, and a Python function
+    for each saved tensor. It is called once in forward (`turns` = 1), and twice in backward: when the tensor is made again and when
+    backward asks for it (torch/utils/checkpoint.py, _checkpoint_hook)."""
     if not (job.eager and job.framework.early_stop) or job.compiled:
         return ()
     tensors = sum(_saved(work) for part in block.parts for work in part.forward)

@@ -1,4 +1,5 @@
-"""Delayed scales of 8-bit products that ranks share: the largest values of a pass are compared over all ranks of a pipeline stage.
+"""Delayed scales of 8-bit GEMMs that ranks share: the largest absolute values of a pass are all-reduced over all ranks of a pipeline
+stage.
 
 TransformerEngine from 1.2 on reduces them when the outermost fp8_autocast ends, and in backward with its first module, by one all_reduce for
 which the compute stream waits (FP8GlobalStateManager.reduce_and_update_fp8_tensors, async_op=False). Megatron-Core's TransformerBlock holds
@@ -18,17 +19,18 @@ from sim.work import BYTES, Gemm
 GROUP = "stage"
 CLS = "comm.scales"
 _EACH = {"fwd": 3, "bwd": 2}
-"""Numbers that one linear keeps: of input, weight and result, and of their gradients' two (TransformerEngine, module/base.py: fp8_meta)."""
+"""Scales that one linear keeps: in forward of its input, weight and result, in backward two of gradients (TransformerEngine,
+module/base.py: fp8_meta)."""
 
 
 def shared(job: Job) -> bool:
-    """Do ranks agree on scales? Those of one stage, where there are several."""
+    """Whether the ranks of a stage share scales. They need to be several."""
     return job.train and job.framework.linears.fp8_scaling == "shared" and job.plan.precision == "fp8" and job.size(GROUP) > 1
 
 
 def with_scales(job: Job, which: str, ops: Iterable[Op], blocks: Iterable[Block]) -> tuple[Op, ...]:
-    """A stage's pass with the comparison of its largest values: after forward; of backward at its begin, which costs the same as at its end. `which`: fwd, bwd or
-    wgrad."""
+    """A stage's pass with the all_reduce of its largest values: after forward, but before backward, which costs the same as after it.
+    `which`: fwd, bwd or wgrad (which has none)."""
     linears = _linears(blocks) if which in _EACH and shared(job) else 0
     if not linears:
         return tuple(ops)

@@ -32,7 +32,7 @@ from sim.schedule import placement
 
 Named = tuple[tuple[str, Block], ...]
 INPUT = "input"
-"""The segment that takes a batch."""
+"""Name of the segment that takes a batch."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -106,13 +106,15 @@ class StageSegments:
 
     @property
     def takes_input(self) -> bool:
-        """The first stage needs samples, the last one their labels; a rank with both takes a batch once."""
+        """Whether the stage takes a batch. The first stage needs samples, the last one their labels; a rank that has both takes a batch
+        once."""
         return self.stage.first or (self.stage.last and self.ends[0] != self.ends[1])
 
     def names(self, kind: str, begins: bool, first: bool, last: bool, beside: bool = False) -> list[str]:
         """The segments of one action on one micro-batch: F, B, I or W, in the step that `begins` the program or a later one. `first`,
-        `last`: among the forwards, or among the actions that make weight gradients (B and W), of this stage in this step. A forward that
-        needs a batch takes it first. `beside`: while other stages' parameters travel, which matters to what is shortened.
+        `last`: among the forwards, or among the actions that make weight gradients (B and W), of this stage in this step. A forward
+        that needs a batch takes it first. `beside`: other stages' parameters are gathered at the same time; this matters only with a
+        `Shortener`.
         """
         found = []
         if kind == "F" and self.takes_input:
@@ -151,7 +153,7 @@ def stage_segments(
     """Lowers the stage's blocks once; all its segments share their ops. `templates`: layers by kind, shared by all stages. With `short`
     equal layers share their ops too, unnamed, and runs of these are shortened."""
     offloads = job.train and job.plan.memory.offload == "activations"
-    short = None if offloads else short  # its copies tie forward to backward
+    short = None if offloads else short  # the copies of offloading tie forward to backward
     found, kind = list[BlockOps](), list[Template]()
     for (name, block), whole in zip(stage.blocks, whole_again(job.plan.memory, stage.blocks), strict=True):
         again, first = job.train and whole, stage.first and not found
@@ -187,7 +189,8 @@ def share_segments(stages: list[StageSegments]) -> None:
 
 
 def syncs(job: Job, last: bool) -> bool:
-    """Do gradients leave with this micro-batch's backward, or after it? Sharded ones leave at once, whole ones after the last micro-batch.
+    """Whether gradients are sent during or right after this micro-batch's backward. Sharded ones are sent at once, whole ones with the
+    `last` micro-batch.
 
     With ZeRO-2 also in a pipeline (grad_reduce_every_bprop of Megatron-FSDP's fully_sharded_data_parallel.py); torch's FSDP waits there. One rank
     that shards by itself (`sharded_alone`) sends nothing, and copies all the same.
@@ -198,7 +201,7 @@ def syncs(job: Job, last: bool) -> bool:
 
 
 def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> Variant:
-    """What an action of `sim.schedule` runs."""
+    """The pass that an action of `sim.schedule` runs."""
     if kind == "F":
         return Variant("fwd", gathers=first and _gathers(job, step), narrows=narrow.when(job, first))
     narrows = narrow.when(job, False) if kind in ("B", "I") else ""
@@ -215,10 +218,11 @@ def _variant(job: Job, kind: str, step: int, first: bool, last: bool) -> Variant
 
 
 def _accumulates(job: Job, first: bool) -> Way:
-    """How a micro-batch's gradients join those before (`sim.lower.accumulate`). Shards of ZeRO-2 and -3 are summed as they arrive.
+    """How a micro-batch's gradients are added to earlier ones (`sim.lower.accumulate.Way`). Shards of ZeRO-2 and -3 are summed as they
+    arrive.
 
     A pipeline's FSDP keeps whole gradients until the last backward (`set_requires_gradient_sync(False)` in torch's pipelining/stage.py), in
-    the dtype that travels (to_accumulated_grad_if_needed in FSDP2's _fsdp_param.py).
+    the dtype of the messages (to_accumulated_grad_if_needed in FSDP2's _fsdp_param.py).
     """
     if job.zero < 2:
         return "" if first else "add"
@@ -228,7 +232,7 @@ def _accumulates(job: Job, first: bool) -> Way:
 
 
 def _gathers(job: Job, step: int) -> bool:
-    """Does the first forward of a step gather parameters that the following ones reuse?"""
+    """Whether the first forward of a step gathers parameters that the following ones reuse."""
     if job.zero == 3:
         return job.train and job.size("pp") > 1 and not job.unshards
     return job.gathers_ahead and step > 0
@@ -251,7 +255,7 @@ def _build(job: Job, stage: StageSegments, variant: Variant) -> Iterable[Op]:
 
 
 def _gathering(job: Job, stage: StageSegments, variant: Variant) -> list[Op]:
-    """The forward that gathers parameters."""
+    """The ops of a forward that gathers parameters."""
     lines = passes.forward(stage.chunk, variant)
     if job.zero == 3:
         return fsdp.forward(job, stage.chunk.blocks, stage.units, lines, stage.tag)

@@ -35,8 +35,8 @@ Segments = dict[str, tuple[Op, ...]]
 
 
 class Place(NamedTuple):
-    """What makes ranks differ: pipeline coordinate, whether it leads its data-parallel group, its own number where that matters,
-    how much slower it computes, and how many times the samples it has."""
+    """What makes ranks differ: the pipeline coordinate; whether the rank leads its data-parallel group; its number, where that matters
+    (else -1); the factor on its compute time; the factor on its number of samples."""
 
     pp: int
     leads: bool = False
@@ -99,7 +99,7 @@ def lower(
 
 
 def resident_bytes(job: Job) -> dict[str, int]:
-    """What lives through the step on the pipeline rank that holds most of it, by what it is."""
+    """Bytes that live through the whole step (parameters, gradients, optimizer), of the pipeline rank that holds most."""
     chunks, names = layout(job.network, job.plan), ("parameters", "gradients", "optimizer")
     ranks = (static_bytes(job.plan, job.network, job.framework, held(chunks, job.plan, rank)) for rank in range(job.size("pp")))
     return max(({name: static[name] for name in names} for static in ranks), key=lambda found: sum(found.values()))
@@ -150,7 +150,7 @@ def role(job: Job, place: Place, stages: list[StageSegments], segments: Segments
 
 
 def _close(job: Job, place: Place, share: Share, stages: list[StageSegments], tag: str, segments: Segments) -> None:
-    """Makes what a training step begins and ends with."""
+    """Makes the segments with which a training step begins and ends, where they have ops."""
     begin = [*optimizer.clear(job, share), *buffers.broadcast(job, (block for stage in stages for block in stage.chunk.blocks))]
     found = {"begin": begin, "finish": finish(job, stages), "update": update_ops(job, place, share, stages)}
     segments.update({f"{tag}{name}": tuple(ops) for name, ops in found.items() if ops})
@@ -170,7 +170,7 @@ def _call(segments: Segments, name: str, ops: list[Op], step: int) -> list[Turns
 
 
 def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag: str, step: int, segments: Segments) -> list[Turns]:
-    """What follows the update: the average of local updates, output."""
+    """The calls that follow the update: the average of local updates, and output."""
     line = list[Turns]()
     if job.plan.local and output.due(job.plan.update.every, step):
         line += _call(segments, f"{tag}average", modes.agree(job, share), step)
@@ -189,7 +189,8 @@ def _end(job: Job, place: Place, share: Share, stages: list[StageSegments], tag:
 
 
 def finish(job: Job, stages: list[StageSegments]) -> list[Op]:
-    """Gradients that more than one rank has a share in: parameters whole on each rank under sequence parallelism, a table that several stages read."""
+    """Sums gradients to which several ranks contribute: of parameters that are whole on each rank under sequence parallelism, and of a
+    table that several stages read. Then come deferred weight gradients of the head."""
     parts = (part for stage in stages for block in reversed(stage.chunk.blocks) for part in reversed(block.parts))
     separate = job.zero == 3 and job.framework.tensor_parallel.style == "dtensor"  # FSDP has summed them already
     ops = [] if separate else tensor.whole_gradients(job, parts)
@@ -216,7 +217,7 @@ def update_ops(job: Job, place: Place, share: Share, stages: list[StageSegments]
 
 
 def _servers(job: Job, place: Place, share: Share, segments: Segments) -> dict[str, tuple[Call, ...]]:
-    """Threads of the parameter server, beside rank 0."""
+    """The parameter server's threads, which run beside rank 0; none for other ranks or modes."""
     if not job.plan.asynchronous or place.rank != 0:
         return {}
     found = {}
@@ -227,7 +228,7 @@ def _servers(job: Job, place: Place, share: Share, segments: Segments) -> dict[s
 
 
 def _saves(job: Job, place: Place) -> bool:
-    """Does this rank write a part of a checkpoint? Of asynchronous updates the rank that the server is beside does."""
+    """Whether this rank writes a part of a checkpoint. With asynchronous updates it is the rank beside the server."""
     return place.leads or place.rank == 0 or not (job.plan.one_updates or job.plan.output.checkpoint_mode == "full")
 
 

@@ -1,4 +1,4 @@
-"""Blocks lowered to ops: one for each kind of layer, which all layers of the kind take under their own names."""
+"""Blocks lowered to ops. Each kind of layer is lowered once, as a template; all layers of the kind get its ops under their own names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BlockOps(NamedTuple):
     block: Block
     parts: tuple[PartOps, ...]
     prelude: Ops = ()
-    """Before the first op of backward: recomputation, activations brought back."""
+    """Ops before the first op of backward: recomputation, activations brought back."""
     again: bool = False
     """Backward runs all of its forward again."""
 

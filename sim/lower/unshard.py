@@ -1,4 +1,4 @@
-"""A pipeline's stages gathered as a whole, ahead of use, as torch 2.13's runtime of schedules does (`_PipelineScheduleRuntime`).
+"""All-gathers of whole pipeline stages ahead of use, as torch 2.13's runtime of schedules does them (`_PipelineScheduleRuntime`).
 
 UNSHARD asks for all units of a stage, the root first: asynchronous, so that copy-in stands on the compute stream, and the gather begins
 after what was launched before it. The first computation on the stage waits for all of them and copies them out (`_assert_unsharded`).
@@ -18,11 +18,12 @@ from sim.lower.stage import StageSegments
 from sim.program import COMPUTE, Op
 
 PASSES = {"F": "fwd", "B": "bwd", "I": "bwd", "W": "wgrad"}
-"""What a stage is gathered for, by the kind of its next computation: tells the ops of its gathers apart."""
+"""Kind of a stage's computation -> name of the pass. It is part of the ids of the gathers made for that computation."""
 
 
 def whole_stage(stage: StageSegments, kind: str, use: str) -> list[Op]:
-    """What FSDP does to a stage: UNSHARD, TAKE (of what was asked for), RESHARD or REDUCE_GRAD; `use`: the kind of the computation served."""
+    """What FSDP does to a whole stage. `kind`: UNSHARD, TAKE (compute takes what UNSHARD asked for), RESHARD or REDUCE_GRAD. `use`: the
+    kind of the computation that it serves."""
     job, blocks = stage.job, stage.chunk.blocks
     if kind == "REDUCE_GRAD":
         return reduce_stage(job, blocks, stage.units, stage.tag)
@@ -34,7 +35,7 @@ def _phase(kind: str) -> str:
 
 
 def ask(job: Job, line: list[Unit], kind: str) -> list[Op]:
-    """The gathers of a stage's units, none of which waits for another's buffer."""
+    """UNSHARD: the all-gathers of a stage's units, none of which waits for another's buffer."""
     ops: list[Op] = []
     for unit in line:
         for suffix, axis, elements in travelling(job, unit):
@@ -46,10 +47,10 @@ def ask(job: Job, line: list[Unit], kind: str) -> list[Op]:
 
 
 def take(job: Job, line: list[Unit], kind: str) -> list[Op]:
-    """Compute waits for all of them."""
+    """TAKE: compute waits for all units and copies them out."""
     return [op for unit in line for op in (*hooks(job, _phase(kind), unit), *copy_out(job, _phase(kind), unit))]
 
 
 def free(job: Job, line: list[Unit], kind: str) -> list[Op]:
-    """The stage makes room for another; `kind`: of the last computation before."""
+    """RESHARD: frees the stage's parameters. `kind`: of the last computation before."""
     return [reshard(job, _phase(kind), unit) for unit in line]
