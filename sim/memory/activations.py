@@ -1,4 +1,4 @@
-"""What blocks keep from forward to backward, and what their backward passes need: how a step moves memory.
+"""Memory that changes during a step: what blocks keep from forward to backward, and what their backward passes need.
 
 Kept: what each part saves, less what the recompute policy does without (Korthikanti et al. 2022, section 4). A backward pass
 runs over the parts in reverse: each needs gradients in and out of it, brings back what was dropped, frees what it had
@@ -18,14 +18,14 @@ from sim.work import BYTES, Attention, Conv, Gemm, GroupedGemm, MemoryBound
 
 
 class Moment(NamedTuple):
-    """What moves during a step, in bytes."""
+    """Memory that changes during a step, at one moment, in bytes."""
 
     activations: int
     working: int
     gradients: int
 
     def of_samples(self, share: float) -> Moment:
-        """The same of so many times the samples; gradients are as large."""
+        """The same with `share` times the samples. Gradients stay as large."""
         return self._replace(activations=round(self.activations * share), working=round(self.working * share))
 
 
@@ -33,15 +33,16 @@ class Pass(NamedTuple):
     """One block of a chunk, through forward and backward of one micro-batch. Bytes."""
 
     kept: int
-    """From the end of its forward to the end of its backward."""
+    """Kept from the end of its forward to the end of its backward."""
     worst: Moment
-    """The fullest moment of its backward: activations and gradients since the backward's begin (activations <= 0), and working."""
+    """The fullest moment of its backward: changes of activations and gradients since the backward's begin (activations <= 0), and the
+    working set."""
     grown: int
-    """Gradients that its backward leaves; 0 where they last anyway."""
+    """Gradients that its backward adds; 0 where gradients live through the whole step anyway."""
     ahead: Moment = Moment(0, 0, 0)
-    """The fullest moment of its forward: activations less than after it (<= 0), and what nothing saves."""
+    """The fullest moment of its forward: activations as a difference to those after it (<= 0), and the working set, which is not kept."""
     weighs: bool = True
-    """Has it gradients of weights? What it keeps lasts until then, where a schedule makes them apart."""
+    """Whether it has weight gradients. Where a schedule makes these apart, what the block keeps lasts until then."""
 
     @property
     def rise(self) -> int:
@@ -49,18 +50,19 @@ class Pass(NamedTuple):
         return sum(self.worst)
 
     def of_samples(self, share: float) -> Pass:
-        """The same of so many times the samples; gradients are as large."""
+        """The same with `share` times the samples. Gradients stay as large."""
         if share == 1.0:
             return self
         return self._replace(kept=round(self.kept * share), worst=self.worst.of_samples(share), ahead=self.ahead.of_samples(share))
 
 
 Known = dict[tuple[int, bool, float], Pass]
-"""Passes of a plan's blocks, by the block's id, whether it is recomputed as a whole, and bytes of a parameter's gradient."""
+"""Passes of a plan's blocks: (id() of the block, whether it is recomputed as a whole, bytes of a parameter's gradient) -> pass."""
 
 
 def passes(plan: Plan, chunk: Blocks, each: float, known: Known, compiled: bool) -> list[Pass]:
-    """Every block of a stage, in forward order. `each`: bytes of a parameter's gradient that its backward leaves. `known` grows."""
+    """The pass of every block of a stage, in forward order. `each`: bytes that a parameter's backward adds for its gradient. New passes
+    are added to `known`."""
     found: list[Pass] = []
     for (_, block), again in zip(chunk, whole_again(plan.memory, chunk), strict=True):
         key = (id(block), again, each)
@@ -71,8 +73,9 @@ def passes(plan: Plan, chunk: Blocks, each: float, known: Known, compiled: bool)
 
 
 def moments(chain: Sequence[Pass], away: Mapping[int, int], kept: int, apart: bool = False) -> Iterator[Moment]:
-    """The fullest moment of each block's backward, last block first, from `kept` bytes at the begin of the first. Beside them what is `away`
-    (`sent_away`) but on its way. `apart`: gradients of weights come later, and only what has none is let go of."""
+    """The fullest moment of each block's backward, last block first. `kept`: bytes kept when the first of these begins. Activations
+    that are `away` in host memory (`sent_away`) count while they are on their way. `apart`: weight gradients come later, so only blocks
+    without any free what they keep."""
     grown = 0
     for at, one in reversed(list(enumerate(chain))):
         near = kept + sum(chain[here].kept for here, beside in away.items() if here <= at <= beside)
@@ -83,7 +86,7 @@ def moments(chain: Sequence[Pass], away: Mapping[int, int], kept: int, apart: bo
 
 
 def _whole(block: Block, each: float) -> Pass:
-    """Recomputed as a whole: the input is kept, backward brings back all that its parts save."""
+    """A block that is recomputed as a whole: only its input is kept, and backward first makes again all that its parts save."""
     back, grown = sum(part.saved for part in block.parts), 0.0
     seen: list[Moment] = [Moment(0, back, 0)]
     for part in reversed(block.parts):
@@ -94,7 +97,8 @@ def _whole(block: Block, each: float) -> Pass:
 
 
 def _by_parts(block: Block, each: float, some: Redone) -> Pass:
-    """Part by part in reverse; what is computed again comes back before the first gradient that needs it, and goes with its part."""
+    """A block whose backward goes part by part in reverse. What is recomputed comes back before the first gradient that needs it, and
+    is freed with its part."""
     seen: list[Moment] = [Moment(0, 0, 0)]
     ahead: list[Moment] = [Moment(0, 0, 0)]
     freed, back, grown = 0, 0, 0.0
@@ -118,11 +122,11 @@ def _trained(parts: Sequence[Part]) -> int:
 
 
 _TWICE = ("batchnorm", "batchnorm_fused", "groupnorm")
-"""Kernels that read what they read twice, for sums first; it is there once."""
+"""Kernels that read their input twice (first for sums). It takes memory only once."""
 
 
 def widest(part: Part) -> int:
-    """Gradients that one kernel of the part reads and writes, and are no saved tensor."""
+    """Bytes of the gradients that one kernel of the part reads and writes, at most; saved tensors do not count."""
     if part.working:
         return part.working
     found = 0.0

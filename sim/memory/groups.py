@@ -1,6 +1,6 @@
-"""The groups of ranks that a step's messages on devices go through: NCCL makes a communicator for each when it is first used.
+"""The groups of ranks that a step's messages on devices use: NCCL makes a communicator for each when it is first used.
 
-Said of a plan before it is lowered, as memory is; the tests hold it against the groups of lowered programs.
+They are found from a plan that is not lowered, as memory is. Tests compare them with the groups of lowered programs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sim.rules import mesh_of
 
 
 def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
-    """Mesh axes over which some rank sends; those of one rank send nothing."""
+    """Mesh axes with more than one rank over which some rank sends."""
     mesh, (zero, _) = mesh_of(plan), sharding_of(plan, framework)
     has_experts = network.has_experts
     contexts = {"cp"} if mesh.ulysses == 1 else {"cp_ulysses", "cp_ring"}
@@ -29,8 +29,9 @@ def groups(plan: Plan, network: Network, framework: Framework) -> set[str]:
 
 
 def communicators(plan: Plan, network: Network, framework: Framework) -> int:
-    """One for each group, and those whose messages are too small for a program to have them: all ranks' (the loss, barriers), unless a group is
-    as large; in Megatron that of a replica's ranks (the norm of gradients, overflows: its model parallel group), and that of a tied table's holders."""
+    """Number of communicators: one for each group, and further ones whose messages are too small for a program to have them. These are:
+    one of all ranks (the loss, barriers), unless some group is as large; in Megatron one of a replica's ranks (the norm of gradients,
+    overflows: its model parallel group), and one of the ranks that hold a tied table."""
     mesh, p, found = mesh_of(plan), plan.parallel, groups(plan, network, framework)
     numbers = int(plan.world > max(map(mesh.size, found), default=plan.world))
     if framework.tensor_parallel.style != "dtensor" and plan.task != "forward":
@@ -39,7 +40,8 @@ def communicators(plan: Plan, network: Network, framework: Framework) -> int:
 
 
 def _summed(plan: Plan, framework: Framework, mesh: Mesh, zero: int, apart: bool) -> set[str]:
-    """Where gradients, or parameters in their place, are agreed on. What goes through host memory (a server's, sums on the CPU) goes by gloo."""
+    """Axes over which gradients, or parameters in their place, are summed. What goes through host memory (a parameter server, sums on
+    the CPU) uses gloo and does not count."""
     scales = {"stage"} if plan.precision == "fp8" and framework.linears.fp8_scaling == "shared" else set()
     if plan.served:
         return scales
@@ -47,7 +49,7 @@ def _summed(plan: Plan, framework: Framework, mesh: Mesh, zero: int, apart: bool
         return scales | {mesh.data_axis, *(("edp",) if apart else ())}
     owned = owns_tensors(plan, framework, zero)
     found = scales | {"fsdp", summing_axis(mesh, framework, False) if owned else "dp_replicate"}
-    if apart and zero < 3:  # experts that nobody shares are summed as replicas are
+    if apart and zero < 3:  # experts that are not sharded are summed as replicas are
         shared = mesh.size("efsdp") > 1
         found |= {"efsdp" if shared else "edp", *((summing_axis(mesh, framework, True),) if shared and owned else ())}
     return found

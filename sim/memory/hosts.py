@@ -14,8 +14,9 @@ from sim.work import BYTES
 
 
 def host_bytes(plan: Plan, network: Network, framework: Framework, chunks: tuple[Blocks, ...]) -> int:
-    """Of a rank with these blocks: fp32 parameters, their moments, and gradients as they come down; of parameters that lie there, too, the narrow
-    ones that go up, unless the device makes them of the fp32 ones, and frozen ones (ZeRO-Offload, Ren et al. 2021, section 4.1)."""
+    """Bytes of host memory of a rank with these blocks: fp32 parameters, their moments, and gradients in the dtype in which they arrive
+    (ZeRO-Offload, Ren et al. 2021, section 4.1). If parameters are offloaded, too: also frozen ones, and the 16-bit ones that are
+    copied to the device, unless the device makes these from the fp32 ones."""
     mesh, (zero, _) = mesh_of(plan), sharding_of(plan, framework)
     lying = shard_width(framework, zero)
     trained = 4.0 + BYTES[framework.precision.grad_dtype] + (lying if plan.parameters_offloaded and lying < 4.0 else 0.0)

@@ -1,4 +1,4 @@
-"""In which numbers a plan keeps what it trains: what its framework does where the plan does not say, in words."""
+"""The dtypes in which a plan keeps what it trains, in words: as the plan says, or else as its framework does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sim.plan import Plan
 
 
 def numbers(plan: Plan, framework: Framework, network: Network) -> str:
-    """ "weights bf16 beside an fp32 copy, gradients fp32 sent as bf16, moments fp32": of a parameter that is trained. Frozen ones beside them, where
-    they lie otherwise, are named apart: "frozen weights nf4"."""
+    """ "weights bf16 beside an fp32 copy, gradients fp32 sent as bf16, moments fp32": for the parameters that are trained. Frozen ones
+    are named separately where they are kept otherwise: "frozen weights nf4"."""
     if plan.task == "forward":
         return f"weights {framework.precision.param_dtype}"
     frozen = _frozen(plan, network)
@@ -25,7 +25,7 @@ def numbers(plan: Plan, framework: Framework, network: Network) -> str:
 
 
 def _frozen(plan: Plan, network: Network) -> str:
-    """How most of what is frozen lies, if not as what is trained."""
+    """The dtype of most frozen parameters, as the end of the text; "" if it is that of the trained ones."""
     kept: dict[str, int] = {}
     for _, block in network.blocks:
         for part in block.parts:

@@ -27,7 +27,7 @@ def constants() -> dict[str, float]:
 
 
 def context_bytes(plan: Plan, network: Network, framework: Framework, device: Gpu | Cpu | None) -> int:
-    """Of the driver and the libraries, of the communicators, and of products that send by themselves."""
+    """Bytes of the driver's and libraries' context, of the communicators' buffers, and of TransformerEngine's user buffers; 0 on a CPU."""
     if isinstance(device, Cpu):
         return 0
     c = constants()
@@ -37,15 +37,15 @@ def context_bytes(plan: Plan, network: Network, framework: Framework, device: Gp
 
 
 def communicator(device: Gpu | None) -> float:
-    """Bytes of one communicator's buffers: NCCL takes more channels, each with its own, where more links are to be filled. Groups over the
+    """Bytes of one communicator's buffers. NCCL uses more channels, each with its own buffers, where there are more links to fill. Groups over the
     network are counted as those on a node (a send to another node has a buffer of hundreds of MiB for all its channels: NVIDIA/nccl issue 2363)."""
     c, links = constants(), device.nvlink_links if device else 0
     return c["nccl.connection"] * c["nccl.connections"] * max(c["nccl.least"], min(c["nccl.channels"], 2 * links))
 
 
 def user_buffers(plan: Plan, network: Network, framework: Framework) -> float:
-    """What TransformerEngine registers for tensor parallelism beside its products: ten buffers of a layer's whole input, of which the six that
-    inputs and gradients are gathered into have the products' own dtype (module/base.py: initialize_ub)."""
+    """Bytes that TransformerEngine registers to overlap tensor parallelism with its GEMMs: ten buffers of a layer's whole input. Six of
+    them, into which inputs and gradients are gathered, have the GEMMs' own dtype (module/base.py: initialize_ub)."""
     p, habits = plan.parallel, framework.tensor_parallel
     wanted = habits.overlap if p.tp_overlap is None else p.tp_overlap
     if p.tp == 1 or not wanted or not p.sequence_parallel or habits.style == "dtensor" or plan.task == "forward":
@@ -56,9 +56,9 @@ def user_buffers(plan: Plan, network: Network, framework: Framework) -> float:
 
 
 def slack_bytes(plan: Plan, framework: Framework, device: Gpu | Cpu | None, found: list[Moment], worst: Moment, room: int) -> int:
-    """What the caching allocator has reserved beside the tensors of the fullest moment: a share of the largest activations and buffers that
-    lies between them, and segments that wait for another moment. All but the `stuck` share is given back before an allocation
-    fails, so that it takes no more than there is `room`. `found`: the step's moment first."""
+    """Bytes that the caching allocator has reserved beside the tensors of the fullest moment (`worst`): a share of the largest
+    activations and buffers that lies between them, and segments that wait for another moment. All but the `stuck` share is given back
+    before an allocation fails, so it takes no more than there is `room` (bytes). `found`: all moments, the optimizer step's first."""
     if isinstance(device, Cpu):
         return 0
     c, most = constants(), max((moment.activations + moment.working for moment in found[1:]), default=0)
@@ -67,7 +67,7 @@ def slack_bytes(plan: Plan, framework: Framework, device: Gpu | Cpu | None, foun
 
 
 def _waiting(plan: Plan, framework: Framework, found: list[Moment]) -> int:
-    """Bytes of segments that moments do not share. Flat tensors of a step find no room in the segments that activations and gradients leave,
+    """Bytes of segments where these are not shared by all moments; 0 where moments share them. Flat tensors of a step find no room in the segments that activations and gradients leave,
     which are as small as these were, and segments are not joined (c10/cuda/CUDACachingAllocator.cpp). FSDP's shards of gradients are made in the
     stream that reduces them, and each stream has its own segments (_fsdp_collectives.py: foreach_reduce)."""
     step, *others = found

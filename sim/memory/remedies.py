@@ -1,4 +1,4 @@
-"""What a person would change to make a plan fit into memory, those that cost least time first."""
+"""Changes that make a plan fit into memory; those that cost least time come first."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ class Change(NamedTuple):
 
 
 def most_sharded(plan: Plan, network: Network, framework: Framework) -> int:
-    """The level of ZeRO that is taken at most: by the framework in a pipeline, and with weights that lie in four bits or serve two passes."""
+    """The highest level of ZeRO that is possible. A framework may limit it in a pipeline; with weights in four bits, or weights that
+    two passes share, it is 2."""
     most = framework.pipeline.zero if plan.parallel.pp > 1 else 3
     return min(most, 2) if network.stored_apart or network.lent else most
 
 
 def said(plan: Plan, framework: Framework) -> Plan:
-    """The plan with the level of ZeRO that its framework takes where it says none: in force already, it is no remedy."""
+    """The plan with its framework's level of ZeRO filled in if it sets none, since a level that is in force already is no remedy."""
     p = plan.parallel
     if p.zero is not None or not sharding_of(plan, framework)[0]:
         return plan
@@ -37,9 +38,10 @@ def said(plan: Plan, framework: Framework) -> Plan:
 
 
 def changes(plan: Plan, most: int = 3, operators: bool = True, parameters: bool = False, parted: bool = True) -> list[Change]:
-    """Sharding (up to ZeRO level `most`: what the framework takes), selective recomputation (of attention's core, by operator where the framework has
-    it), smaller micro-batches, two of these; full recomputation, offloading; then all that a rank can do together; at last more ranks. `parameters`:
-    the framework offloads these too. `parted`: a batch may be parted into micro-batches, which a loss that compares all its samples forbids."""
+    """The changes to try, in this order: sharding (up to ZeRO level `most`), selective recomputation (of attention's core; with
+    `operators` also by operator), smaller micro-batches, two of these; full recomputation, offloading; then all that a rank can
+    do together; at last more ranks. `parameters`: the framework can offload these, too. `parted`: a batch may be cut into smaller
+    micro-batches, which a loss that compares all its samples forbids."""
     by_operator = _by_operator if operators else lambda _: []
     smaller = _smaller if parted else lambda _: []
     found = [*_sharded(plan, most), *_recomputed(plan, "selective"), *by_operator(plan), *smaller(plan)]
@@ -87,7 +89,8 @@ def _recomputed(plan: Plan, how: str) -> list[Change]:
 
 
 def _by_operator(plan: Plan) -> list[Change]:
-    """What torchtitan calls selective: fused attention's core alone, run again, saves next to nothing."""
+    """Selective recomputation by operator, which is torchtitan's. Where attention is fused, recomputing its core alone saves next to
+    nothing."""
     m = plan.memory
     if m.recompute == "full" or m.recompute_modules or plan.task == "forward":
         return []
@@ -100,7 +103,7 @@ def _offloaded(plan: Plan) -> Change:
 
 
 def _parameters_offloaded(plan: Plan, most: int) -> list[Change]:
-    """What ZeRO-3 shards, on a single GPU too, goes to host memory."""
+    """Moves parameters that ZeRO-3 shards to host memory; on a single GPU, too, where ZeRO-3 is set for it."""
     p = plan.parallel
     alone = plan.world == 1
     if most < 3 or p.pp > 1 or not p.reshard_after_forward or not (alone or p.zero == 3):
@@ -115,7 +118,7 @@ def _with_memory(plan: Plan, **more: object) -> Plan:
 
 
 def _smaller(plan: Plan) -> list[Change]:
-    """Micro-batches of half the samples, and half of these ... (or the largest part that divides them), and as many more of them."""
+    """Micro-batches of half the samples, of a quarter, and so on (or of the largest part that divides them), and as many more of them."""
     micro, found, replace = plan.batch.micro, [], msgspec.structs.replace
     least = 2 if plan.task == "dpo" else 1  # a pair
     while micro > least:
@@ -127,12 +130,13 @@ def _smaller(plan: Plan) -> list[Change]:
 
 
 def _less(count: int) -> int:
-    """Half of it, or the largest part that divides it."""
+    """Half of `count`, or the largest smaller number that divides it."""
     return count // next((by for by in range(2, math.isqrt(count) + 1) if count % by == 0), count)
 
 
 def _thrifty(plan: Plan, most: int, smaller: list[Change]) -> Change:
-    """All of it that keeps the optimizer on the device: sharded, recomputed, one sample at a time (the last of `smaller`)."""
+    """All changes together that leave the optimizer on the device: the highest sharding, full recomputation, the smallest micro-batch
+    (the last of `smaller`)."""
     found = Change("", plan)
     for options in (_sharded(plan, most), _recomputed(plan, "full"), smaller):
         for one in options[-1:]:
@@ -155,8 +159,9 @@ def _more_ranks(thrifty: Change, most: int) -> list[Change]:
 
 
 def of_sequences(plan: Plan, most: int = 3) -> list[Change]:
-    """2, 4 ... 64 times as many ranks for each sequence (context parallelism), in the place of ranks that have others, as far as there are:
-    as the plan is, sharded, and recomputed. What a rank keeps of one sequence nothing else makes smaller. The model is to be described anew."""
+    """2, 4 ... 64 times as many ranks for each sequence (context parallelism): each as it is, with the highest sharding, and with full
+    recomputation. They take the place of ranks that work on other sequences, as far as there are such. Nothing else makes smaller what
+    a rank keeps of one sequence. The model must be described anew for these plans."""
     found, replace, p = list[Change](), msgspec.structs.replace, plan.parallel
     for times in (2, 4, 8, 16, 32, 64):
         shard = p.dp_shard // math.gcd(p.dp_shard, times)
@@ -169,7 +174,8 @@ def of_sequences(plan: Plan, most: int = 3) -> list[Change]:
 
 
 def _merged(first: Plan, then: Plan, base: Plan) -> Plan:
-    """What two plans have that `base` has not: a split of the one, and the other's memory."""
+    """`base` with what the two plans changed in it: parallelism, memory and batch, each from `then` if it differs from `base` there,
+    else from `first`."""
     parallel = then.parallel if then.parallel != base.parallel else first.parallel
     memory = then.memory if then.memory != base.memory else first.memory
     batch = then.batch if then.batch != base.batch else first.batch

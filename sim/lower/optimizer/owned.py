@@ -47,8 +47,8 @@ def reads_narrow(plan: Plan, framework: Framework, zero: int) -> bool:
 
 
 def widens(plan: Plan, framework: Framework, zero: int) -> bool:
-    """Whether gradients are cast to fp32 before the update. They are not with Megatron-FSDP, whose optimizer reads its own buffers (the
-    same function returns), nor where the host updates, which casts them itself."""
+    """Whether gradients are cast to fp32 before the update. They are not with Megatron-FSDP, whose optimizer reads its own buffers
+    (_copy_model_grads_to_main_grads returns there), nor where the host updates, which casts them itself."""
     narrow = BYTES[framework.precision.grad_dtype] < 4 and framework.precision.master and zero < 3
     return framework.optimizer.widens and narrow and not plan.host_updates and not reads_narrow(plan, framework, zero)
 
