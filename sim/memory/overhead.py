@@ -37,8 +37,9 @@ def context_bytes(plan: Plan, network: Network, framework: Framework, device: Gp
 
 
 def communicator(device: Gpu | None) -> float:
-    """Bytes of one communicator's buffers. NCCL uses more channels, each with its own buffers, where there are more links to fill. Groups over the
-    network are counted as those on a node (a send to another node has a buffer of hundreds of MiB for all its channels: NVIDIA/nccl issue 2363)."""
+    """Bytes of one communicator's buffers. NCCL uses more channels, each with its own buffers, where there are more links to fill. Groups
+    over the network are counted as those on a node (a send to another node has a buffer of hundreds of MiB for all its channels:
+    NVIDIA/nccl issue 2363)."""
     c, links = constants(), device.nvlink_links if device else 0
     return c["nccl.connection"] * c["nccl.connections"] * max(c["nccl.least"], min(c["nccl.channels"], 2 * links))
 
@@ -67,9 +68,10 @@ def slack_bytes(plan: Plan, framework: Framework, device: Gpu | Cpu | None, foun
 
 
 def _waiting(plan: Plan, framework: Framework, found: list[Moment]) -> int:
-    """Bytes of segments where these are not shared by all moments; 0 where moments share them. Flat tensors of a step find no room in the segments that activations and gradients leave,
-    which are as small as these were, and segments are not joined (c10/cuda/CUDACachingAllocator.cpp). FSDP's shards of gradients are made in the
-    stream that reduces them, and each stream has its own segments (_fsdp_collectives.py: foreach_reduce)."""
+    """Bytes of segments where these are not shared by all moments; 0 where moments share them. Flat tensors of a step find no room in the
+    segments that activations and gradients leave, which are as small as these were, and segments are not joined
+    (c10/cuda/CUDACachingAllocator.cpp). FSDP's shards of gradients are made in the stream that reduces them, and each stream has its own
+    segments (_fsdp_collectives.py: foreach_reduce)."""
     step, *others = found
     if flat_bytes(plan, framework):
         return step.working + max(map(sum, others), default=0)

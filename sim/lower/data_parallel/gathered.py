@@ -1,5 +1,5 @@
-"""The all-gather of a unit's parameters as FSDP2 does it: copied together, sent, copied out, and freed (torch 2.13, _fsdp_collectives.py and
-_fsdp_param_group.py)."""
+"""The all-gather of a unit's parameters as FSDP2 does it: copied together, sent, copied out, and freed (torch 2.13, _fsdp_collectives.py
+and _fsdp_param_group.py)."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def gather(job: Job, bucket: Bucket) -> Op:
 
 
 def broadcasts(job: Job, buckets: list[Bucket], axis: str) -> list[Op]:
-    """The broadcasts of updated parameters: one from each owner, all taken as equally large. There are no more owners than tensors. ZeroRedundancyOptimizer
-    sends one tensor after the other (_broadcast_params_from_rank, without parameters_as_bucket_view)."""
+    """The broadcasts of updated parameters: one from each owner, all taken as equally large. There are no more owners than tensors.
+    ZeroRedundancyOptimizer sends one tensor after the other (_broadcast_params_from_rank, without parameters_as_bucket_view)."""
     tensors: list[float] = [elements for bucket in buckets for elements in bucket.tensors]
     if job.framework.data_parallel.zero1 != "ddp":
         owners = min(job.size(axis), len(tensors))
