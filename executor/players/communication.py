@@ -1,6 +1,6 @@
 """Collectives and messages of a program as calls of torch.distributed, and the process groups that they go through.
 
-Every (lane, mesh axis) has a process group of its own, so that lanes never overtake each other inside one.
+Collectives of each (lane, mesh axis) have their own process group, so that those of different lanes never mix in one group.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ from topologies.errors import BadInput
 all_gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter: Callable[..., dist.Work | None] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 Issue = Callable[[], Callable[[], dist.Work | None]]
-"""Called in program order by the host thread; gives what starts the communication, at once or later on a lane's thread."""
+"""The host thread calls it in program order. It returns a callable that starts the communication, at once or later on a lane's thread."""
 Group = tuple[dist.ProcessGroup | None, tuple[int, ...]]
 
 ORDERED = "gloo_in_order"
-"""gloo with one thread for a group: torch gives it two, which run the collectives of one lane at the same time."""
+"""The backend gloo with one thread per group. torch's default is two threads, which would run two collectives of a lane at the same
+time."""
 
 MESSAGES = "messages"
 """All messages along one mesh axis share a process group: the k-th send of a pair meets the k-th receive, whatever their lanes."""
 
 
 def way(source: int, target: int) -> str:
-    """Names the group of the messages of one rank to another.
+    """Name of the process group for the messages from rank `source` to rank `target`.
 
-    Where ranks name their device when they join, as here, torch runs all messages of an NCCL group on one communicator and one stream, in the
-    order of issue (ProcessGroupNCCL's pointToPoint, `eagerInit_`): a pipeline's receive would wait for the send before it, a ring's messages go
-    round one by one, and two ranks that both send first wait for each other for ever. Each way of each pair has a group of its own.
+    If ranks pass their device to init_process_group, as here, torch runs all messages of an NCCL group on one communicator and one stream,
+    in the order of issue (ProcessGroupNCCL's pointToPoint, `eagerInit_`). In a single group a pipeline's receive would wait for the send
+    before it, a ring's messages would run one by one, and two ranks that both send first would deadlock. So each direction of each pair
+    has its own group.
     """
     return f"{MESSAGES}.{source}.{target}"
 
 
 def _in_order() -> str | None:
-    """The backend of a lane's group; None: the world's own, where that runs collectives in their order (NCCL)."""
-    if "nccl" in dist.get_backend():  # of GPUs' ranks "cpu:gloo,cuda:nccl", as they have joined
+    """The backend of a lane's group; None: the default one, if that runs collectives in the order of issue (NCCL)."""
+    if "nccl" in dist.get_backend():  # on GPUs it is "cpu:gloo,cuda:nccl", as given when the ranks joined
         return None
     _register()
     return ORDERED
@@ -66,8 +68,8 @@ def _register() -> None:
 
 
 def make_groups(program: Program, world: World, apart: bool = False) -> dict[tuple[str, str], Group]:
-    """A process group for each (lane, mesh axis); every rank makes all of them, in the same order. `apart`: messages have one for each `way`,
-    and none along the axis."""
+    """(lane, mesh axis) -> (process group, its ranks), for the groups that this rank belongs to; the process group of a single rank is
+    None. Every rank creates all groups in the same order. `apart`: messages have one group for each `way`, and none for the whole axis."""
     meeting = [op for ops in program.segments.values() for op in ops if op.kind in MEETING]
     found: dict[tuple[str, str], Group] = {}
     for lane, axis in sorted({(op.lane if op.kind == "collective" else MESSAGES, op.group) for op in meeting}):
@@ -99,10 +101,10 @@ def pairs(program: Program) -> list[tuple[str, int, int]]:
 
 
 def connect(program: Program, groups: dict[tuple[str, str], Group], rank: int, device: torch.device) -> None:
-    """One small message over every pair, in one order for all ranks.
+    """Sends one small message over every pair, in the same order on all ranks.
 
-    NCCL connects a pair at its first message and holds the host thread until both ends have come to it. In a ring, where every rank sends
-    before it receives, all would wait for ever; after this they only queue. All ranks call it together.
+    NCCL connects a pair at its first message and blocks the host thread until both ends have called. In a ring, where every rank sends
+    before it receives, all ranks would deadlock; once pairs are connected, messages are only queued. All ranks must call this together.
     """
     token = torch.zeros(1, device=device)
     for axis, source, target in pairs(program):
@@ -112,9 +114,10 @@ def connect(program: Program, groups: dict[tuple[str, str], Group], rank: int, d
 
 
 def communication(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena: Arena, tags: Counter[tuple[str, str, int]]) -> Issue:
-    """Issues the op's collective or message without waiting, over buffers made now. None where the group is one rank.
+    """The `Issue` of the op's collective or message, which does not wait; its buffers are taken from `arena` now. In a group of one rank
+    nothing is sent, and the started work is None.
 
-    `tags` counts messages by direction and pair, in the order of issue.
+    `tags` counts the messages of each (kind, mesh axis, peer) in the order of issue. Raises `BadInput` for an unknown collective.
     """
     handle, ranks = groups[op.lane if op.kind == "collective" else MESSAGES, op.group]
     if len(ranks) == 1:
@@ -139,7 +142,7 @@ def communication(op: Op, groups: dict[tuple[str, str], Group], rank: int, arena
 
 
 def message_group(groups: dict[tuple[str, str], Group], axis: str, source: int, target: int) -> dist.ProcessGroup | None:
-    """The group that carries the messages of one rank to another along an axis."""
+    """The process group for the messages from rank `source` to rank `target` along a mesh axis."""
     return groups.get((way(source, target), axis), groups[MESSAGES, axis])[0]
 
 
@@ -152,7 +155,8 @@ def _collective(
 ) -> Callable[[], dist.Work | None]:
     count = len(ranks)
     part = whole[: whole.numel() // count]
-    # Means, where the backend knows them: sums would grow with every pass until the products that read this memory draw another power.
+    # AVG where the backend has it: with SUM values would grow with every pass, and GEMMs that read this memory would draw a different
+    # power.
     sums = dist.ReduceOp.AVG if "nccl" in dist.get_backend(handle) else dist.ReduceOp.SUM
     calls: dict[str, Callable[[], dist.Work | None]] = {
         "all_reduce": lambda: dist.all_reduce(whole, sums, group=handle, async_op=True),

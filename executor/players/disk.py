@@ -1,7 +1,7 @@
 """Ops that read and write files: samples of a dataset, checkpoints.
 
-What the training thread writes is written by torch.save, which binds it (the archive it makes is summed and copied) and whose seconds the probe
-gives; what a thread beside it writes, as plain bytes.
+The training thread writes with torch.save, which keeps the thread busy (it checksums and copies the archive); the probe measures these
+seconds. Other threads write plain bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topologies.units import show_size
 
 
 def copy_file(op: Op, file: Path, writer: int) -> None:
-    """A copy op without a device: output is written, to a file of this writer's own, all else is read."""
+    """Runs a copy op that needs no device: class `output` writes a file, one for each `writer`; all other classes read `file`."""
     if op.cls == "output":
         write(file.with_name(f"written{writer}"), op.bytes, save_bytes if op.lane == HOST else write_bytes)
     else:
@@ -25,7 +25,7 @@ def copy_file(op: Op, file: Path, writer: int) -> None:
 
 
 def read_bytes(file: Path, size: int, how: str) -> None:
-    """Real bytes: from the file where they lie in one (`FILED`), else from memory to memory."""
+    """Moves `size` real bytes: reads them from `file`, again and again, if `how` is one of `FILED`; else copies from memory to memory."""
     if how in FILED:
         left = size
         with file.open("rb", buffering=0) as source:
@@ -39,10 +39,10 @@ def read_bytes(file: Path, size: int, how: str) -> None:
 
 
 def write(path: Path, size: int, how: Callable[[Path, int], None]) -> None:
-    """Writes the bytes, then drops the file. Raises `RunFailed` where the disk does not take all of them."""
+    """Writes `size` bytes by `how`, then deletes the file. Raises `RunFailed` if the disk does not take all of them."""
     try:
         how(path, size)
-    except (OSError, RuntimeError) as error:  # torch.save says of a full disk that its archive failed
+    except (OSError, RuntimeError) as error:  # on a full disk torch.save raises a RuntimeError about its archive
         why = (isinstance(error, OSError) and error.strerror) or str(error).splitlines()[0]
         raise RunFailed(
             f"cannot write {show_size(size)} into {path.parent}: {why}. Free space, or set output.checkpoint_every = 0"
@@ -52,14 +52,14 @@ def write(path: Path, size: int, how: Callable[[Path, int], None]) -> None:
 
 
 def write_bytes(path: Path, size: int) -> None:
-    """As many zeros, block by block."""
+    """Writes `size` zero bytes, block by block."""
     block = memoryview(bytes(min(size, 4 << 20)))
     with path.open("wb", buffering=0) as file:
         at = 0
         while at < size:
-            at += file.write(block[: size - at])  # a disk that is nearly full takes a part, and the rest is refused
+            at += file.write(block[: size - at])  # a nearly full disk takes a part of a block, and the next write raises
 
 
 def save_bytes(path: Path, size: int) -> None:
-    """A tensor of so many bytes, as the probe saves one (`executor.probes.input.files`)."""
+    """Saves a tensor of `size` bytes, as the probe does (`executor.probes.input.files`)."""
     torch.save(torch.empty(size, dtype=torch.uint8), path)

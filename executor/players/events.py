@@ -1,4 +1,4 @@
-"""What the player and the probe need of CUDA, typed, in one place: a test puts a stand-in for it where there is no GPU."""
+"""The CUDA calls of the player and the probe, typed and in one place, so that tests can replace them where there is no GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 _WAKING = 0.3
-"""Seconds of work after which a GPU's clocks are up (assumed; governors look some ten times a second)."""
+"""Seconds of work after which a GPU runs at its full clock (assumed; clock governors act some ten times a second)."""
 
 
 class Cuda:
@@ -18,7 +18,7 @@ class Cuda:
         self.device = device
 
     def event(self, timing: bool = True) -> torch.cuda.Event:
-        """A new event; with `timing` its moment can be read, once the device has passed it."""
+        """A new event; with `timing` its time can be read, once the device has reached it."""
         return cuda_event(timing)
 
     def stream(self) -> torch.cuda.Stream:
@@ -26,7 +26,7 @@ class Cuda:
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def default(self) -> torch.cuda.Stream:
-        """The stream of all that names none."""
+        """The device's default stream."""
         return torch.cuda.default_stream(self.device)
 
     def use(self, stream: torch.cuda.Stream) -> None:
@@ -38,30 +38,30 @@ class Cuda:
         torch.cuda.synchronize(self.device)
 
     def pinned(self, size: int) -> torch.Tensor:
-        """So many bytes of page-locked host memory: only from there do copies run beside the host."""
+        """`size` bytes of pinned (page-locked) host memory: only with such memory are copies asynchronous to the host."""
         return torch.ones(size, dtype=torch.uint8).pin_memory()
 
     def passed(self, event: torch.cuda.Event) -> bool:
-        """Has the device come to this event?"""
+        """True if the device has reached this event."""
         return bool(event.query())  # type: ignore[no-untyped-call]
 
     def generation(self) -> int:
-        """The first number of the device's compute capability: 8 and more have TF32."""
+        """The device's major compute capability; devices from 8 on have TF32."""
         return int(torch.cuda.get_device_capability(self.device)[0])
 
     def hold(self, cycles: int) -> None:
-        """Keeps the current stream busy, so that what is launched meanwhile stands ready behind it."""
+        """Keeps the current stream busy for so many clock cycles: what is launched meanwhile queues behind that."""
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
 def cuda_event(timing: bool = True) -> torch.cuda.Event:
-    """A new event; with `timing` its moment can be read."""
+    """A new event; with `timing` its time can be read."""
     return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
 
 
 def wake(device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
-    """Keeps an idle GPU busy until its clocks are up: an H200 that waits runs at 345 MHz, one that works at 1,980. What is timed in between is
-    of neither. Nothing to do on a CPU."""
+    """Keeps an idle GPU busy until it runs at its full clock. An idle H200 runs at 345 MHz, a busy one at 1,980; times measured in between
+    are valid for neither. On a CPU there is nothing to do."""
     if device.type != "cuda":
         return
     a = torch.full((2048, 2048), 0.02, dtype=torch.bfloat16, device=device)

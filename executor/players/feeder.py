@@ -1,7 +1,7 @@
 """The program's other CPU threads (`loader.0` ...) as real processes, and the events that cross between threads. Those of a parameter server, which
 exchange with other ranks, are threads (`executor.players.servers`).
 
-An event number travels through a pipe: whoever records writes the number, who waits reads until its number has come.
+Event numbers travel through pipes: the thread that records an event writes its number, the thread that waits reads until that number comes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from topologies.errors import BadInput, RunFailed, SteptwinError
 T = TypeVar("T")
 Times = list[tuple[float, float]]
 Body = Callable[[int], object]
-"""Runs one op of a thread in a turn."""
+"""Runs one op of a thread; the argument is the turn, the number of the pass."""
 _NUMBER = struct.Struct("<q")
 _PATIENCE = 1.0
-"""Seconds between looks at whether the other side still lives."""
+"""Seconds between checks that the other threads are still alive."""
 
 
 class Crossing:
-    """The events of one rank that are recorded by one thread and waited for, by number, in another. `inner`: those that the host thread
-    both records and waits for, which need no crossing (receives that are posted ahead)."""
+    """The events of one rank that one thread records and another one waits for by number. `inner`: numbered events that the host thread
+    both records and waits for, which need no pipe (receives that are posted ahead). `alive()`: which thread has failed; "" if none has."""
 
     def __init__(self, program: Program, rank: int) -> None:
         self.inner = inner_events(program, rank)
@@ -53,7 +53,7 @@ class Crossing:
         self.names = {event for event, _ in self._pipes}
 
     def number(self, call: Call, op: Op, turn: int) -> int:
-        """Which occurrence of the event: numbers run on from one pass through the program to the next."""
+        """The number of this occurrence of the event; numbers continue from one pass through the program to the next."""
         return turn * self.turns[op.event] + call.index + (op.shift or 0)
 
     def record(self, call: Call, op: Op, turn: int) -> None:
@@ -63,7 +63,7 @@ class Crossing:
                 os.write(write, _NUMBER.pack(self.number(call, op, turn)))
 
     def wait(self, thread: str, call: Call, op: Op, turn: int) -> None:
-        """Blocks until the event's number has been recorded; numbers below 0 have happened."""
+        """Blocks until the event's number has been recorded; numbers below 0 have happened. Raises `RunFailed` if another thread fails."""
         wanted, key = self.number(call, op, turn), (op.event, thread)
         seen, (read, _) = self._seen[key], self._pipes[key]
         while wanted >= 0 and wanted not in seen:
@@ -75,7 +75,7 @@ class Crossing:
         seen.discard(wanted)
 
     def body(self, thread: str, call: Call, op: Op) -> Body | None:
-        """What an op of another thread than the host's does that records an event, or waits for one by number; None for all else."""
+        """For threads other than the host's: the callable of an op that records an event or waits for one by number; None for other ops."""
         if op.kind == "record":
             return partial(self.record, call, op)
         if op.kind in ("wait", "sync") and op.shift is not None:
@@ -84,7 +84,7 @@ class Crossing:
 
 
 def inner_events(program: Program, rank: int) -> frozenset[str]:
-    """Events with numbers that no other thread than the host's records or waits for."""
+    """Numbered events that only the host thread records and waits for."""
     threads: dict[str, set[str]] = {}
     numbered: set[str] = set()
     for thread in program.threads(rank):
@@ -97,7 +97,7 @@ def inner_events(program: Program, rank: int) -> frozenset[str]:
 
 
 class Kept(Generic[T]):
-    """What the host thread has recorded and waits for itself: the latest by name, and by number those that are asked for so."""
+    """Events that the host thread records and also waits for: the latest of each name, and by number those that are awaited by number."""
 
     def __init__(self, crossing: Crossing) -> None:
         self._crossing = crossing
@@ -105,13 +105,13 @@ class Kept(Generic[T]):
         self._numbered: dict[tuple[str, int], T] = {}
 
     def add(self, call: Call, op: Op, turn: int, event: T) -> None:
-        """`op` has recorded it."""
+        """Keeps the event that `op` has recorded."""
         self._latest[op.event] = event
         if op.event in self._crossing.inner:
             self._numbered[op.event, self._crossing.number(call, op, turn)] = event
 
     def awaited(self, call: Call, op: Op, turn: int) -> T | None:
-        """What `op` waits for; None: it was never recorded, or lies before the beginning."""
+        """The event that `op` waits for; None if it was never recorded, or its number is before the first one."""
         if op.shift is not None:
             return self._numbered.pop((op.event, self._crossing.number(call, op, turn)), None)
         return self._latest.get(op.event)
@@ -124,7 +124,7 @@ class Feeder:
         self.thread, self.process, self._answer = thread, process, answer
 
     def times(self, patience: float) -> list[Times]:
-        """Per turn, start and end of each op in the order of the thread's program."""
+        """Per turn, start and end of each op in the order of the thread's program, in seconds. Raises `RunFailed` as `Beside.times`."""
         if not self._answer.poll(patience):
             raise RunFailed(f"{self.thread} did not finish within {patience:.0f} s")
         found: list[Times] | str = self._said()
@@ -135,12 +135,12 @@ class Feeder:
 
     @property
     def fault(self) -> str:
-        """Its name and why it has ended before its time; "" where it has not."""
+        """The thread's name and why its process has failed; "" if it has not."""
         code = self.process.exitcode
         return f"{self.thread} ({self._said() or f'exit code {code}'})" if code not in (None, 0) else ""
 
     def _said(self) -> Any:
-        """Times, or in words why there are none; "" where it could not even say that."""
+        """What the process has sent: times, or a message why there are none; "" if it has sent nothing."""
         try:
             return self._answer.recv() if self._answer.poll(0) else ""
         except EOFError:
@@ -148,7 +148,7 @@ class Feeder:
 
 
 def start_feeders(program: Program, rank: int, crossing: Crossing, turns: int, seconds: Callable[[Op], float], file: Path) -> list[Feeder]:
-    """Forks one process per thread other than the host's and a parameter server's."""
+    """Forks one process for each thread of the rank except the host's and those of a parameter server."""
     context = mp.get_context("fork")
     feeders = []
     for thread in program.threads(rank):
@@ -179,7 +179,7 @@ def _passes(
 
 
 def timed(bodies: Sequence[Body], turns: int) -> list[Times]:
-    """Passes through a thread's ops: per turn, start and end of each."""
+    """Runs a thread's ops `turns` times. Per turn, (start, end) of each op in seconds."""
     found: list[Times] = []
     for turn in range(turns):
         times: Times = []
@@ -192,7 +192,8 @@ def timed(bodies: Sequence[Body], turns: int) -> list[Times]:
 
 
 def _feed_op(op: Op, seconds: Callable[[Op], float], file: Path, _turn: int) -> None:
-    """A host or copy op of a loader, the same in every turn: spends its processor time, reads its bytes."""
+    """Runs an op of a loader, the same in every turn: a host op spends CPU time, a copy op moves its bytes. Raises `BadInput` for
+    others."""
     if op.kind == "host":
         burn(seconds(op))
     elif op.kind == "copy":
@@ -209,5 +210,5 @@ def burn(seconds: float) -> None:
 
 
 def host_seconds(op: Op, table: dict[str, float]) -> float:
-    """Seconds of a host op: by its id, else what its works themselves state."""
+    """Seconds of a host op: those that `table` has for its id, else those that its works state."""
     return table.get(op.id, sum(work.seconds * work.count * work.repeat for work in op.works if isinstance(work, HostWork)))

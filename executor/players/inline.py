@@ -1,4 +1,4 @@
-"""The player on a CPU: compute, copies and host ops run where they are issued, communication beside them."""
+"""The player on a CPU: compute, copies and host ops run on the thread that issues them, communication runs beside it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class InlinePlayer(Player):
         self._tags: Counter[tuple[str, str, int]] = Counter()
         self._issues: dict[int, Issue] = {}
         self._bodies: dict[int, Body] = {}
-        """id(op) -> what it does; the program keeps the ops alive."""
+        """id(op) -> the callable that runs the op. Ids stay valid, as the program keeps its ops alive."""
         with torch.no_grad():
             for _, op in program.ops(world.rank, HOST):
                 if id(op) in self._bodies or id(op) in self._issues:
@@ -97,7 +97,8 @@ class InlinePlayer(Player):
         mark.end = now()
 
     def _communicate(self, op: Op, mark: Mark) -> bool:
-        """Starts it; whether the mark will be ended by its lane. On the compute lane the thread waits itself."""
+        """Starts the communication. True: its lane sets `mark.end` later. False: it is over already, in a group of one rank, or on the
+        compute lane, where this thread waits for it."""
         if self._program.mesh.size(op.group) == 1:
             return False
         start = self._issues[id(op)]()
@@ -128,7 +129,7 @@ class InlinePlayer(Player):
             (self._flags.awaited(call, op, turn) or DONE).wait()
 
     def _record(self, call: Call, op: Op, turn: int) -> None:
-        """What the lane has been given so far; another thread is told when that has ended."""
+        """Records an event behind the lane's work so far. If another thread waits for the event, waits for that work and then tells it."""
         lane = self._lanes.get(op.lane)
         flag = lane.record() if lane is not None else DONE
         self._flags.add(call, op, turn, flag)

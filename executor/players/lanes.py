@@ -1,7 +1,7 @@
-"""Lanes of a CPU rank: `compute` runs inline, communication beside it, as gloo's own threads do it.
+"""Lanes of a CPU rank: `compute` runs inline on the host thread, communication runs beside it on gloo's threads.
 
-A lane whose waits are always over when it reaches them (all its events come from work that runs inline) hands its
-collectives to gloo at once. One that carries messages, or waits for another communication lane, gets a thread that keeps its order.
+A lane that waits only for inline work passes its collectives to gloo at once: those waits are over when the host thread reaches
+them. A lane that carries messages or a reduce_scatter, or waits for another communication lane, has its own thread, which keeps the order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sim.program import MESSAGE, Program
 
 
 class Flag:
-    """An event that a lane has recorded: done, or a communication that is under way."""
+    """An event that a lane has recorded. It is complete when `work` is, or, without `work`, once `set` has been called."""
 
     def __init__(self, work: dist.Work | None = None) -> None:
         self._work, self._set = work, threading.Event()
@@ -37,7 +37,7 @@ DONE.set()
 
 
 class Mark:
-    """Start and end of one op; the end may be written by another thread."""
+    """Times of one op in seconds: issued, start, end. The end is 0.0 until the op has ended; another thread may write it."""
 
     __slots__ = ("end", "issued", "start")
 
@@ -46,14 +46,14 @@ class Mark:
 
 
 class DirectLane:
-    """Hands each collective to gloo as it comes; gloo's threads run them in order of issue."""
+    """A lane without a thread: passes each collective to gloo when it is issued; gloo's threads run them in that order."""
 
     def __init__(self) -> None:
         self._tail: dist.Work | None = None
         self._last: Mark | None = None
 
     def communicate(self, issue: Callable[[], dist.Work | None], mark: Mark) -> Flag:
-        """Starts one collective; its mark ends when gloo says so."""
+        """Starts one collective; `mark.end` is set when gloo reports its end."""
         before, self._last = self._last, mark
         mark.start = max(mark.issued, before.end) if before is not None else mark.issued
         work = self._tail = issue()
@@ -61,7 +61,7 @@ class DirectLane:
 
         def ended(_: object) -> None:
             mark.end = time.perf_counter()
-            if before is not None:  # it could not really begin before the one ahead of it in this lane was through
+            if before is not None:  # it cannot have started before the previous collective of this lane ended
                 mark.start = min(max(mark.start, before.end), mark.end)
 
         work.get_future().add_done_callback(ended)
@@ -71,10 +71,10 @@ class DirectLane:
         return Flag(self._tail) if self._tail is not None else DONE
 
     def wait(self, flag: Flag) -> None:
-        """Only flags of inline work or of this lane come here: over, or ahead in the same order."""
+        """Nothing to do: the flag is of inline work, which is over, or of this lane, whose collectives run in order."""
 
     def drain(self) -> None:
-        """All of the lane's work has ended."""
+        """Waits until all of the lane's work has ended."""
         if self._tail is not None:
             self._tail.wait()
             self._tail = None
@@ -83,7 +83,7 @@ class DirectLane:
 
 
 class ThreadLane:
-    """Keeps its order on a thread of its own: messages, and waits for other lanes."""
+    """A lane with its own thread, which runs communication and waits for other lanes in the order of issue."""
 
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -95,7 +95,7 @@ class ThreadLane:
         while (action := self._queue.get()) is not None:
             try:
                 action()
-            except BaseException as error:  # told to the host thread when it drains the lane
+            except BaseException as error:  # raised in the host thread when it drains the lane
                 self._error = self._error or error
 
     def _check(self) -> None:
@@ -108,7 +108,7 @@ class ThreadLane:
         def action() -> None:
             mark.start = time.perf_counter()
             try:
-                if self._error is None:  # else nothing more is sent, but who waits for it must not wait for ever
+                if self._error is None:  # after an error nothing is sent, but the flag is set, so that no thread waits forever
                     work = issue()
                     assert work is not None
                     work.wait()
@@ -142,7 +142,7 @@ def is_comm(lane: str) -> bool:
 
 
 def make_lanes(program: Program, rank: int) -> dict[str, Lane]:
-    """One object per communication lane of a rank."""
+    """Lane name -> its object, for each communication lane of a rank."""
     threaded: set[str] = set()
     recorded: dict[str, set[str]] = {}
     every = [op for thread in program.threads(rank) for _, op in program.ops(rank, thread)]
@@ -150,7 +150,7 @@ def make_lanes(program: Program, rank: int) -> dict[str, Lane]:
         if op.kind == "record":
             recorded.setdefault(op.event, set()).add(op.lane)
     for op in every:
-        # gloo's messages and its reduce_scatter tell nobody when they end: somebody must wait for them.
+        # gloo calls nobody back at the end of a message or a reduce_scatter: a thread must wait for them.
         if op.kind in MESSAGE or op.name == "reduce_scatter":
             threaded.add(op.lane)
         if op.kind == "wait" and is_comm(op.lane) and any(is_comm(source) and source != op.lane for source in recorded.get(op.event, ())):

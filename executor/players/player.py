@@ -15,7 +15,8 @@ class Beside(Protocol):
     thread: str
 
     def times(self, patience: float) -> list[list[tuple[float, float]]]:
-        """Per turn, start and end of each op in the order of the thread's program. Raises `RunFailed` where it has failed or takes too long."""
+        """Per turn, start and end of each op in the order of the thread's program, in seconds. Raises `RunFailed` if the thread has failed,
+        or has not ended within `patience` seconds."""
         ...
 
 
@@ -30,10 +31,10 @@ class Player(Protocol):
         ...
 
     def serve(self, turns: int) -> Sequence[Beside]:
-        """Starts the rank's threads of a parameter server, for so many passes."""
+        """Starts the rank's threads of a parameter server, for `turns` passes."""
         ...
 
 
 def now() -> float:
-    """The clock of all spans: one for all processes of a host."""
+    """Seconds on the clock of all spans, which all processes of a host share."""
     return time.perf_counter()

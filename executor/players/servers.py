@@ -1,7 +1,8 @@
 """A parameter server's threads: threads of rank 0's process, since they exchange with other ranks through its process groups.
 
-Each takes one worker's gradients, updates the parameters and answers. The updates are the real kernels, which leave Python to the training thread
-as torch's optimizers do; they are not locked against each other (Hogwild, Niu et al. 2011), as the program says.
+Each receives the gradients of one worker, updates the parameters and sends them back. The updates run the real kernels, which release
+Python's lock to the training thread, as torch's optimizers do. As in the program, updates are not locked against each other (Hogwild,
+Niu et al. 2011).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from topologies.errors import RunFailed
 
 
 class Server:
-    """One thread of a server."""
+    """One running thread of a parameter server."""
 
     def __init__(self, thread: str, passes: Callable[[], list[Times]]) -> None:
         self.thread, self._passes = thread, passes
@@ -36,11 +37,12 @@ class Server:
     def _run(self) -> None:
         try:
             self._found = self._passes()
-        except BaseException as error:  # told to whoever asks for the times, or waits for what it would have recorded
+        except BaseException as error:  # reported by `times`, and to threads that wait for this thread's events
             self._error = error
 
     def times(self, patience: float) -> list[Times]:
-        """Per turn, start and end of each op in the order of the thread's program. Raises `RunFailed` where it has failed or takes too long."""
+        """Per turn, start and end of each op in the order of the thread's program, in seconds. Raises `RunFailed` if the thread has failed,
+        or has not ended within `patience` seconds."""
         self._running.join(patience)
         if self._running.is_alive():
             raise RunFailed(f"{self.thread} did not finish within {patience:.0f} s")
@@ -50,14 +52,14 @@ class Server:
 
     @property
     def fault(self) -> str:
-        """Its name and why it has ended before its time; "" where it has not."""
+        """The thread's name and error if it has failed; else ""."""
         return f"{self.thread} ({self._error})" if self._error is not None else ""
 
 
 def start_servers(
     program: Program, rank: int, crossing: Crossing, turns: int, groups: dict[tuple[str, str], Group], arena: Arena
 ) -> list[Server]:
-    """A thread for each of the rank's `server` threads. Their buffers are made first, here."""
+    """Starts a thread for each of the rank's `server` threads, for `turns` passes. Their buffers are made before, by the calling thread."""
     prepared = []
     for thread in program.threads(rank):
         if thread.startswith(SERVER):
@@ -72,7 +74,7 @@ def start_servers(
 
 
 def _passes(bodies: list[Body], turns: int, threads: int) -> list[Times]:
-    torch.set_num_threads(threads)  # which each thread has of its own
+    torch.set_num_threads(threads)  # a setting of each thread
     with torch.no_grad():
         return timed(bodies, turns)
 

@@ -1,13 +1,14 @@
 """The player on CUDA: every lane is a stream, `record` and `wait` are CUDA events, collectives run on NCCL.
 
-Times of ops come from events around each, read after the pass, less what two events around a kernel read beside it; nothing synchronises inside
-it but what the program says. Where the host is late, the first event is passed before the kernel is there, and the two hold its launch as well: of
-such an op the length is taken that it has in a pass whose kernels stand ready behind the host (`_stood`). Two events around each op take some
-microseconds of the host and one or two of the device: passes whose steps are timed have none but at the steps' ends.
+An op's time comes from one event before it and one after it. They are read after the pass, and what the two events themselves add is
+subtracted. Within a pass nothing synchronises except what the program says. If the host is late, the device reaches the first event before
+the kernel is launched, and the time between the events includes the launch. Such an op gets the length that it has in a pass where all
+kernels are queued before the device comes to them (`_stood`). The two events cost the host some microseconds and the device one or two:
+passes whose steps are timed have events only at the ends of steps.
 
-A launch takes the host as long as the program's times say, which are those of a training step: there it goes through modules and autograd, finds
-caches and branch predictors full of other code, and lists of the optimizer are launched by a loop in C++. Here it is a bare call: the host spins for
-what is left of its time, and what a call takes longer is taken off the next ones.
+A launch takes as much host time as the program says, which is its time in a training step. There a call goes through modules and autograd,
+caches and branch predictors are full of other code, and lists of an optimizer are launched by a loop in C++. Here it is a bare call: the
+host spins for the rest of that time, and time that a call takes beyond it is made up for by the next ones.
 """
 
 from __future__ import annotations
@@ -35,25 +36,28 @@ from topologies.errors import Refused
 
 _DEVICE = ("compute", "copy", "collective", "send", "recv")
 _READY = 100
-"""Ops that stand ready at a time behind a stream that is held: of more, with their events, the queue to the device would be full."""
+"""Ops that are queued at a time behind a held stream. With more ops and their events, the launch queue of the device would be full."""
 _HOLD = 30_000_000
-"""Cycles, 10 ms of the fastest clock: in so long a host launches `_READY` ops, a multi-tensor update of some hundred kernels among them."""
+"""Clock cycles for which streams are held: 10 ms at the fastest clock. In this time a host can launch `_READY` ops, even if one of them is
+a multi-tensor update of some hundred kernels."""
 POOL = 32
-"""Streams of one priority on a device; torch gives them out in turn, to communicators of NCCL too (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
+"""Streams of one priority that torch has for a device. It gives them out in turn, also to NCCL communicators (c10/cuda/CUDAStream.cpp,
+kStreamsPerPool)."""
 _KEPT = 16
-"""Results that are kept until as many others have come. What is given back at once is taken again by the next kernel, which would write into lines that
-L2 holds; a step's kernels write to memory that was last touched long ago, as the probe's do (`executor.kernels.bodies.held`)."""
+"""How many of the latest results are kept alive. Memory that is freed at once is reused by the next kernel, which would write to lines that
+are still in L2. In a training step kernels write to memory that was last touched long ago, as they do in the probe
+(`executor.kernels.bodies.held`)."""
 _HOSTS = 4
-"""Buffers of one size in host memory that copies take in turn."""
+"""Pinned host buffers of one size, which copies use in turn."""
 _SMALL = 1 << 18
-"""Elements of the kernel by which is told what events around a kernel take: some microseconds of any GPU."""
+"""Elements of the kernel that is used to measure what events around a kernel add; it lasts some microseconds on any GPU."""
 Pair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 def refuse_aliases(lanes: set[str], groups: dict[tuple[str, str], Group]) -> None:
-    """Raises `Refused` where lanes and communicators are more than torch has streams: it gives the first ones again, two lanes would wait for
-    each other though nothing in the program says so, and ranks perhaps for ever."""
-    communicators = 1 + sum(group is not None for group, _ in groups.values())  # and that of all ranks
+    """Raises `Refused` if lanes and communicators need more streams than torch has (`POOL`). torch would give some streams out twice: two
+    lanes would wait for each other although the program does not say so, and ranks might deadlock."""
+    communicators = 1 + sum(group is not None for group, _ in groups.values())  # 1: the communicator of all ranks
     if len(lanes) + communicators > POOL:
         raise Refused(
             f"a rank of this program has {len(lanes)} lanes and {communicators} communicators, and torch has {POOL} streams for both: two would share "
@@ -67,7 +71,7 @@ class StreamPlayer(Player):
     def __init__(
         self, world: World, program: Program, crossing: Crossing, seconds: Callable[[Op], float], file: Path, cuda: Cuda | None = None
     ) -> None:
-        """`cuda`: the rank's device unless a test brings a stand-in."""
+        """`cuda`: None for the rank's own device; tests pass a stand-in."""
         self._world, self._crossing, self._program = world, crossing, program
         self._cuda = cuda or Cuda(world.device)
         self._streams: dict[str, torch.cuda.Stream] = {}
@@ -79,15 +83,16 @@ class StreamPlayer(Player):
         self._hosts: dict[int, deque[torch.Tensor]] = {}
         self._made: deque[object] = deque(maxlen=_KEPT)
         self._queued = {id(op) for _, op in program.ops(world.rank, HOST) if op.lane != HOST and op.kind in _DEVICE and op.how not in FILED}
-        """id(op) of what is launched on a stream."""
+        """id(op) of the ops that are launched on a stream."""
         self._tags: Counter[tuple[str, str, int]] = Counter()
         self._meant = {id(op): seconds(op) for _, op in program.ops(world.rank, HOST)}
-        """id(op): host seconds that it takes, of what is launched those of its launch."""
+        """id(op) -> host seconds that the op is meant to take: of a host op its length, of one on a stream its launch."""
         self._owed, self._through = 0.0, 0.0
-        """Host seconds that calls have taken longer than they are meant to, and that nothing has been shortened by yet; the moment at which the host was
-        through with the op before: what the player does between two of them is the next one's."""
+        """`_owed`: host seconds by which calls were longer than meant, and which later ops have not made up for yet. `_through`: when the
+        host had finished the previous op; the player's own work between two ops counts as the later one's."""
         self._lengths: list[float | None] | None = None
-        """Of each op the device seconds where nothing waits for the host; None: no such pass has been made."""
+        """Device seconds of each op in a pass where no kernel waits for the host (None: an op without a stream); None before such a
+        pass."""
         groups = make_groups(program, world, apart=world.kind == "cuda")
         refuse_aliases({op.lane for _, op in program.ops(world.rank, HOST)} - {HOST}, groups)
         connect(program, groups, world.rank, world.device)
@@ -97,22 +102,22 @@ class StreamPlayer(Player):
                 if op.lane != HOST and op.lane not in self._streams:
                     self._streams[op.lane] = self._cuda.stream()
                 if id(op) not in self._bodies:
-                    self._to(op.lane)  # autograd runs a backward on the stream of its forward: the lane's, from the beginning
+                    self._to(op.lane)  # autograd runs backward on the stream of its forward, so forward must run on the lane's stream
                     self._bodies[id(op)] = self._make(op, arena, groups, file)
                     world.beat.touch()
             self._to(HOST)
         self._cuda.synchronize()
-        # All that was prepared has left it idle: at a sixth of the clock it would take longer to write moments down, too.
+        # The GPU was idle while the host prepared. At a sixth of its clock even recording an event would take longer.
         wake(self._cuda.device)
         small = arena.recent(_SMALL)
         self._around = around(self._cuda, lambda: torch.add(small, small))
 
     def serve(self, turns: int) -> Sequence[Beside]:
-        """None: programs with a server are refused on GPUs."""
+        """No threads: programs with a parameter server are refused on GPUs."""
         return []
 
     def _paid(self, meant: float) -> None:
-        """The host goes on when an op has taken its time, since the end of the one before."""
+        """Spins until an op has taken `meant` host seconds since the end of the previous op, less what calls before it took too long."""
         self._owed += now() - self._through - meant
         if self._owed < 0.0:
             spin(-self._owed)
@@ -120,7 +125,8 @@ class StreamPlayer(Player):
         self._through = now()
 
     def _to(self, lane: str) -> None:
-        """Makes a lane's stream the current one: changing it costs microseconds, so only where it is another."""
+        """Makes the lane's stream the current one (the default stream for a lane without one). A change costs microseconds, so it is made
+        only if the stream differs."""
         wanted = lane if lane in self._streams else None
         if wanted != self._on:
             self._cuda.use(self._streams[wanted] if wanted is not None else self._cuda.default())
@@ -156,7 +162,8 @@ class StreamPlayer(Player):
         return lambda: target.copy_(source, non_blocking=not pageable)
 
     def _pinned(self, size: int) -> torch.Tensor:
-        """Pinned memory of so many bytes, some of it in turn: what is offloaded may be as large as the model, and is pinned for good."""
+        """`size` bytes of pinned memory, from `_HOSTS` buffers in turn: offloaded data may be as large as the model, and torch does not
+        unpin."""
         kept = self._hosts.setdefault(size, deque())
         kept.append(self._cuda.pinned(size) if len(kept) < _HOSTS else kept.popleft())
         return kept[-1]
@@ -165,17 +172,17 @@ class StreamPlayer(Player):
     def run(
         self, ops: list[tuple[Call, Op]], turn: int, watched: bool = True
     ) -> tuple[list[tuple[float, float, float]], list[tuple[int, float]]]:
-        """One pass. Events are read after the device has passed all of them, and used again in the next pass; `watched`: each op has two. The first
-        such pass of a rank alone tells the ops' lengths: its steps take as long as they may."""
+        """One pass (`Player.run`). `watched`: each op has two events, which are read after the pass and reused in the next one. Without
+        other ranks, the first watched pass measures the ops' lengths (`_stood`); the length of its own steps is of no use."""
         if watched and not self._pairs:
             self._pairs = [self._pair(op) for _, op in ops]
         stood = watched and self._lengths is None and self._world.size == 1
         self._cuda.synchronize()
         zero = self._cuda.event()
         zero.record()
-        origin = now()  # an idle device comes to it at once; the host hears of that some microseconds later
+        origin = now()  # an idle device reaches the event at once; the host learns of it some microseconds later
         zero.synchronize()
-        self._owed = math.inf if stood else 0.0  # with endless time to be taken off, the host rushes through
+        self._owed = math.inf if stood else 0.0  # with an infinite debt of time the host never spins
         self._through = now()
         host: list[tuple[float, float]] = []
         marks: list[tuple[int, torch.cuda.Event]] = []
@@ -201,20 +208,22 @@ class StreamPlayer(Player):
         return found, ends
 
     def _span(self, host: tuple[float, float], origin: float, zero: torch.cuda.Event, i: int) -> tuple[float, float, float]:
-        """(start, end, issued) of the i-th op of a pass, which the host has begun and ended with at the moments `host`."""
+        """(start, end, issued) of the i-th op of a pass in seconds. `host`: when the host began and finished it; `origin`: when `zero`
+        was."""
         (issued, through), pair = host, self._pairs[i]
         if pair is None:
             return issued, through, issued
         begin, until = (origin + zero.elapsed_time(event) * 1e-3 for event in pair)
         until = max(begin, until - self._around)
         length = self._lengths[i] if self._lengths is not None else None
-        if length is not None and begin < through:  # the device stood there before all of it was launched
+        if length is not None and begin < through:  # the device waited here for the launch
             begin = max(begin, until - length)
         return begin, until, issued
 
     def _stood(self, op: Op, ready: int) -> int:
-        """How many more ops find the streams held after this one, in a pass whose kernels stand ready behind the host. What the host waits for ends
-        that. For ranks alone: another one might wait for what stands here."""
+        """For a pass whose kernels are queued before the device runs them: holds the streams when the last hold is used up. `ready`: ops
+        that can still be queued behind the hold; returns how many after `op`, 0 if the host waits for it. Only without other ranks: one
+        might wait for an op that is held here."""
         if id(op) not in self._queued:
             return 0 if op.kind == "sync" or (op.kind == "wait" and op.lane == HOST) else ready
         if not ready:
@@ -229,13 +238,13 @@ class StreamPlayer(Player):
         return (self._cuda.event(), self._cuda.event()) if id(op) in self._queued else None
 
     def _step_end(self) -> torch.cuda.Event:
-        """An event behind the compute lane's work so far."""
+        """A new event after the compute lane's work so far."""
         event = self._cuda.event()
         event.record(self._streams.get("compute", self._cuda.default()))
         return event
 
     def _one(self, call: Call, op: Op, turn: int, pair: Pair | None) -> float:
-        """Runs or launches an op. The moment at which that was done, before the host waits for anything."""
+        """Runs or launches an op. Returns when that was done, in seconds, before the host waits for the op's end."""
         if op.kind in ORDERS:
             self._order(call, op, turn)
         elif id(op) not in self._queued:
@@ -254,7 +263,7 @@ class StreamPlayer(Player):
             if not (queued and op.blocking):
                 return through if op.kind != "host" else now()
             self._streams[op.lane].synchronize()
-        self._through = now()  # what the host has waited for is no launch
+        self._through = now()  # waiting does not count as the next op's launch
         return through
 
     def _order(self, call: Call, op: Op, turn: int) -> None:
@@ -274,7 +283,7 @@ class StreamPlayer(Player):
                 self._streams[op.lane].wait_event(event)
 
     def _record(self, call: Call, op: Op, turn: int) -> None:
-        """An event behind the lane's work so far. What the host thread records has happened: it waits for nobody."""
+        """Records an event after the lane's work so far. On the host's lane none is needed: that work is done already."""
         if op.lane != HOST:
             event = self._cuda.event(timing=False)
             event.record(self._streams[op.lane])
