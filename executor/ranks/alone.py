@@ -11,14 +11,14 @@ from executor.ranks.environment import place
 from topologies.errors import BadInput
 
 _held: ContextVar[frozenset[Path]] = ContextVar("_held", default=frozenset())
-"""Folders of whole runs that this process holds: what a twin trains and plays in its own folder is no other run."""
+"""Folders of whole runs that this process holds. What a twin trains and plays in its own folder does not count as another run."""
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Holds the folder while the body runs; the system lets go of it also where this process is killed.
+    """Holds a lock on the folder while the body runs; the system releases it even if this process is killed.
 
-    Raises `BadInput` where another process holds it. Where the system knows no such locks nobody is kept out.
+    Raises `BadInput` if another process holds the lock. On systems and file systems without such locks, nothing is locked.
     """
     try:
         import fcntl
@@ -37,8 +37,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def alone_among(folder: Path) -> Iterator[None]:
-    """Holds a run's whole folder, from before anything is written into it. What runs inside in the same folder goes on in it; ranks that a launcher
-    started share theirs. Raises as `alone_in`."""
+    """Makes the folder of a whole run and locks it before anything is written into it. Inside the body the same folder can be entered
+    again; ranks that a launcher started share it without a lock. Raises as `alone_in`."""
     folder.mkdir(parents=True, exist_ok=True)
     own = folder.resolve()
     if place() is not None or own in _held.get():

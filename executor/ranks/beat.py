@@ -1,6 +1,6 @@
-"""How far each rank has come, in a small file that both the rank and the watcher map into memory.
+"""The progress of each rank, in a small file that both the rank and the watcher map into memory.
 
-A beat costs one memory store, so it may stand inside the timed loop; it survives the rank's death, so the step
+A beat costs one memory store, so it may be inside a timed loop. The file survives the rank's death, so the step
 times until then are kept.
 """
 
@@ -22,7 +22,7 @@ class Beat:
     """One rank's progress: a counter, a phase in words, the step times so far."""
 
     def __init__(self, path: Path, create: bool = False) -> None:
-        """Of a rank that begins (`create`), or one that is looked at. Raises `OSError` where the disk has no room for it."""
+        """`create`: makes a new file; otherwise opens the one that is there. Raises `OSError` if the disk has no room for it."""
         size = _HEAD.size + 8 * CAPACITY
         if create:
             new = path.with_name(f"{path.name}.new")
@@ -34,16 +34,16 @@ class Beat:
         self._count, self._steps, self._phase = 0, 0, b""
 
     def phase(self, words: str) -> None:
-        """What the rank does now."""
+        """Notes in words what the rank does now."""
         self._phase = words.encode()[:_PHASE]
         self._write()
 
     def touch(self) -> None:
-        """Still alive in the same phase."""
+        """Notes that the rank is still making progress in the same phase."""
         self._write()
 
     def step(self, seconds: float) -> None:
-        """One more step has ended and took so long."""
+        """Notes that one more step has ended, and how many seconds it took."""
         if self._steps < CAPACITY:
             struct.pack_into("<d", self._map, _HEAD.size + 8 * self._steps, seconds)
             self._steps += 1
@@ -54,7 +54,7 @@ class Beat:
         _HEAD.pack_into(self._map, 0, self._count, self._steps, self._phase)
 
     def read(self) -> tuple[int, int, str]:
-        """(beats, steps, phase) as the rank last left them."""
+        """(beats, steps, phase) as the rank last wrote them."""
         count, steps, phase = _HEAD.unpack_from(self._map, 0)
         return count, steps, phase.rstrip(b"\0").decode(errors="replace")
 
@@ -64,8 +64,8 @@ class Beat:
 
 
 def _take_room(file: int, size: int) -> None:
-    """Gives an empty file its length, and all of that a place on the disk: where a mapped page finds none, when it is first touched, the system kills
-    whoever touches it with SIGBUS, rank or watcher."""
+    """Gives an empty file its size and reserves the space on the disk. Without that, touching a mapped page on a full disk would kill the
+    process with SIGBUS, rank or watcher."""
     try:
         os.posix_fallocate(file, 0, size)
     except AttributeError:  # not on macOS
@@ -74,6 +74,6 @@ def _take_room(file: int, size: int) -> None:
         if error.errno not in (
             errno.EOPNOTSUPP,
             errno.EINVAL,
-        ):  # file systems that cannot, where the C library does not write zeros instead
+        ):  # file systems that cannot reserve space, if the C library does not write zeros instead
             raise
         os.truncate(file, size)

@@ -1,8 +1,8 @@
-"""One time for all ranks: what to add to a rank's clock so that it reads as rank 0's.
+"""One clock for all ranks: the seconds to add to a rank's clock so that it agrees with rank 0's.
 
-Hosts' clocks differ by more than a kernel lasts. Each rank exchanges timestamps with rank 0 some times; of the exchange with the
-shortest round trip, the middle of the trip is taken as the moment of rank 0's answer (Cristian 1989; NTP, RFC 5905). The error is at
-most half that round trip. Ranks of one host share a clock and are left alone.
+The clocks of hosts differ by more than the length of a kernel. Each rank exchanges timestamps with rank 0 `TRIPS` times. In the exchange
+with the shortest round trip, the middle of the trip is taken as the time of rank 0's answer (Cristian 1989; NTP, RFC 5905). The error is
+at most half that round trip. Ranks of one host share a clock and are not shifted.
 """
 
 from __future__ import annotations
@@ -51,6 +51,6 @@ def _ask(clock: Callable[[], float]) -> float:
 
 
 def align(world: World, spans: list[Span], clock: Callable[[], float]) -> None:
-    """Moves this rank's spans to rank 0's time, where the ranks are on more than one host."""
+    """Shifts this rank's spans to rank 0's clock, if the ranks are on more than one host. All ranks call it together."""
     if not world.one_host:
         shift(spans, offset(world, clock))

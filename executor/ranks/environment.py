@@ -1,4 +1,4 @@
-"""Who am I: rank and world from what torchrun, SLURM or MPI put into the environment, and whether ranks share a GPU.
+"""This process's rank and world size, from the environment variables of torchrun, SLURM or MPI, and whether ranks share a GPU.
 
 Sources: PyTorch docs `torchrun (Elastic Launch)`, section Environment Variables; SLURM `srun` man page, section OUTPUT
 ENVIRONMENT VARIABLES; Open MPI FAQ "environmental variables that Open MPI sets"; MPICH / Intel MPI's PMI variables; HPE Cray PALS
@@ -18,7 +18,7 @@ from topologies.errors import BadInput, Refused
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One process among all of a run."""
+    """One process of a run and its place among all."""
 
     rank: int
     world: int
@@ -36,14 +36,16 @@ _PORT = 29500
 
 
 SHARED = "STEPTWIN_SHARED_GPU"
-"""Set: all ranks of this host take turns on its first GPU, and talk through gloo (NCCL refuses two ranks on one device)."""
+"""Environment variable. If set, all ranks of this host share its first GPU and communicate through gloo (NCCL refuses two ranks on one
+device)."""
 ON_GPUS = "STEPTWIN_ON_GPUS"
-"""Set: a rank that finds no GPU ends. A device that an error has taken away, in the middle of a table, must not leave a CPU's times in its place."""
+"""Environment variable. If set, a rank that finds no GPU fails: if a GPU is lost in the middle of a table, a CPU's times must not take the
+place of its times."""
 
 
 @contextmanager
 def _set_for_children(name: str) -> Iterator[None]:
-    """Ranks that are started inside find the variable set."""
+    """Sets the variable for ranks that are started inside, and restores it afterwards."""
     before = os.environ.get(name)
     os.environ[name] = "1"
     try:
@@ -61,19 +63,19 @@ def sharing() -> AbstractContextManager[None]:
 
 
 def on_gpus() -> AbstractContextManager[None]:
-    """Ranks that are started inside compute on GPUs or not at all."""
+    """Ranks that are started inside compute on GPUs or fail (`ON_GPUS`)."""
     return _set_for_children(ON_GPUS)
 
 
 def own_gpu(at: Process, variables: Mapping[str, str] = os.environ) -> bool:
-    """The launcher shows each of several ranks of a host one GPU and no other, as `srun --gpus-per-task 1` does."""
+    """True if the launcher lets each of several ranks of a host see one GPU only, as `srun --gpus-per-task 1` does."""
     seen = [one for one in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
     return at.local_world > 1 and at.launcher != "steptwin" and len(seen) == 1
 
 
 def compute_threads(variables: Mapping[str, str] = os.environ) -> int:
-    """Compute threads of a rank: the first number of OMP_NUM_THREADS, which may have one for each level of nesting ("4,2"), else one, as under
-    torchrun. Raises `BadInput` for what OpenMP does not take either."""
+    """Compute threads of a rank: the first number of OMP_NUM_THREADS, which may have one for each level of nesting ("4,2"); 1 if it is not
+    set, as under torchrun. Raises `BadInput` for a value that OpenMP does not accept."""
     said = variables.get("OMP_NUM_THREADS", "").strip() or "1"
     numbers = [one.strip() for one in said.split(",")]
     if not all(one.isdecimal() and int(one) for one in numbers):
@@ -85,13 +87,13 @@ def compute_threads(variables: Mapping[str, str] = os.environ) -> int:
 
 
 def leads() -> bool:
-    """Of all ranks that a launcher started, this one speaks and writes for all. True where none did."""
+    """True for rank 0 of those that a launcher started, which prints and writes for all; True also without a launcher."""
     at = place()
     return at is None or at.rank == 0
 
 
 def hosts() -> int:
-    """Hosts that a launcher started ranks on; 1 where none did. Those of one run are taken to have equally many."""
+    """Number of hosts on which a launcher started ranks, assuming equally many on each; 1 without a launcher."""
     at = place()
     return -(-at.world // at.local_world) if at is not None else 1
 
@@ -99,7 +101,7 @@ def hosts() -> int:
 def place(variables: Mapping[str, str] = os.environ) -> Process | None:
     """This process's place, or None when no launcher started it. Raises `BadInput` for variables that contradict each other.
 
-    MPI is asked before SLURM: its daemons are steps of SLURM's, and what they start inherits the step's variables.
+    MPI is checked before SLURM: under SLURM, MPI's daemons are a SLURM step, and the ranks that they start inherit its variables.
     """
     for read in (_torchrun, _openmpi, _pmi, _slurm):
         found = read(variables)
@@ -114,8 +116,8 @@ def place(variables: Mapping[str, str] = os.environ) -> Process | None:
 
 
 def refuse_dealt(launcher: str, places: Sequence[tuple[int, int]]) -> None:
-    """Raises `Refused` where ranks do not fill host after host: plans and predictions have neighbours on one host. `places`: of each rank the number on
-    its host, and how many are there."""
+    """Raises `Refused` if ranks do not fill one host after the other: plans and predictions assume that neighbouring ranks share a host.
+    `places`: (local rank, number of ranks on its host) of each rank."""
     first = 0
     for rank, (local, _) in enumerate(places):
         if rank == first + places[first][1]:
@@ -156,7 +158,8 @@ def _torchrun(v: Mapping[str, str]) -> Process | None:
 
 
 def _tasks_of_slurm(v: Mapping[str, str]) -> int:
-    """Ranks of an srun step on each host, for scripts that export RANK and WORLD_SIZE from its variables and no LOCAL_WORLD_SIZE; 0: no such step."""
+    """Ranks of an srun step on each host, for scripts that export RANK and WORLD_SIZE from SLURM's variables but no LOCAL_WORLD_SIZE; 0 if
+    there is no step of that size."""
     return _number(v, "SLURM_STEP_TASKS_PER_NODE", 0) if _number(v, "SLURM_STEP_NUM_TASKS", 0) == _number(v, "WORLD_SIZE", -1) else 0
 
 
@@ -193,7 +196,8 @@ def _pmi(v: Mapping[str, str]) -> Process | None:
 
 _PMI_SIZES = ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE")
 _PMI_RANKS = ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
-"""Ranks of a host, and the number of one among them: as MPICH's and Intel's launchers name them, Cray's PMI, and Cray's launcher PALS."""
+"""Variables for the number of ranks on a host and for the local rank: of MPICH's and Intel's launchers, of Cray's PMI, and of Cray's
+launcher PALS."""
 
 
 def _mpi(v: Mapping[str, str], rank: int, world: int, local_rank: int, local: int, launcher: str) -> Process:

@@ -1,10 +1,10 @@
 """Starts the ranks of a run on this machine, watches them, and ends them all together.
 
-A rank that dies ends the run at once, one that makes no progress within `stall` seconds. The message names the rank,
+If a rank dies, the run ends at once; if a rank makes no progress for `stall` seconds, it ends too. The message names the rank,
 what it was doing and how it ended; what was measured until then stays in the run's folder. No process outlives the call:
-each rank leads its own session, is killed with it, and dies with its parent. Ranks talk over loopback.
+each rank leads its own session, is killed with it, and dies with its parent. Ranks communicate over loopback.
 
-Under torchrun, SLURM or MPI this process is one rank already, and `launch` runs the function in place.
+Under torchrun, SLURM or MPI this process is a rank already, and `launch` runs the function in this process.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ STALL = 120.0
 """Seconds without progress after which a rank counts as hung."""
 _POLL = 0.05
 _GRACE = 3.0
-"""Seconds that the other ranks have to say what they saw, once one has ended badly."""
+"""Seconds in which the other ranks may report what they saw, once one has failed."""
 _LEAVING = 15.0
-"""Seconds that ranks have to end, once all have left whole results: a profiler or NCCL that hangs while it is taken down takes no result away."""
+"""Seconds in which ranks may exit, once all have written whole results: a profiler or NCCL that hangs during shutdown must not cost the
+results."""
 _GONE = 2.0
-"""Seconds that killed processes have to go; where nobody collects orphans, as in some containers, they stay for ever, dead."""
+"""Seconds to wait for killed processes to disappear; where nothing reaps orphans, as in some containers, they stay as zombies."""
 
 QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""For the player, whose lanes and communicators are a dozen streams and more. Of CUDA's own 8 queues to the device some would be shared, and what
-stands in one behind a stream that waits for another rank waits too, though that rank may be waiting for it (CUDA C++ Programming Guide,
-environment variables). A rank that a launcher started probes and trains in the process that plays."""
+"""Environment variables of the player, whose lanes and communicators use a dozen streams or more. With CUDA's default of 8 queues to the
+device, some streams would share a queue. Work that is queued behind a stream that waits for another rank would wait too, although that rank
+may be waiting for this work (CUDA C++ Programming Guide, environment variables). A rank that a launcher started probes and trains in the
+process that plays, so these have the variables as well."""
 
 T = TypeVar("T")
 
 
 class Interrupted(RunFailed):
-    """The user ended the run: who goes on after other failures stops here."""
+    """The user ended the run: code that continues after other failures must stop after this one."""
 
 
 _end_at: ContextVar[float] = ContextVar("_end_at", default=math.inf)
@@ -59,7 +61,7 @@ _end_at: ContextVar[float] = ContextVar("_end_at", default=math.inf)
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Runs that are launched inside are ended, with `RunFailed`, once so many seconds have gone by since it was opened."""
+    """Runs that are launched inside end with `RunFailed` once so many seconds have passed since the body was entered."""
     before = _end_at.set(min(_end_at.get(), time.monotonic() + seconds))
     try:
         yield
@@ -79,13 +81,14 @@ def launch(
 ) -> list[T]:
     """Runs `module:name` as `ranks` processes; each gets a `World` and `argument`. Returns their values by rank.
 
-    Each has as many compute threads as OMP_NUM_THREADS says, else one, as under torchrun. `variables`: of the environment, where it does not
-    have them. Raises `RunFailed`; `BadInput` where another run is at work in `folder`; a `BadInput` that a rank raised comes back as such.
+    Each has as many compute threads as OMP_NUM_THREADS says, or one if it is not set, as under torchrun. `variables`: environment variables
+    for the ranks; those that are set already keep their values. `stall`: seconds without progress after which a rank counts as hung. Raises
+    `RunFailed`; `BadInput` if another run uses `folder`; a `BadInput` that a rank raised is raised again as such.
     """
     at = place()
     if at is not None:
         for name, value in (QUEUES | dict(variables or {})).items():
-            os.environ.setdefault(name, value)  # before CUDA begins, with the first of this process's runs
+            os.environ.setdefault(name, value)  # must be set before CUDA is initialised, in this process's first run
         return _in_place(at, function, argument, ranks, folder, result, stall)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
@@ -94,7 +97,7 @@ def launch(
 
 
 def _run(function: str, argument: object, ranks: int, folder: Path, stall: float, threads: int, variables: Mapping[str, str]) -> None:
-    """Starts the ranks, and is back when all have left their results in `folder`."""
+    """Starts the ranks, and returns when all have written their results into `folder`."""
     beats = _prepared(folder, Task(function, msgspec.Raw(msgspec.json.encode(argument)), ranks, stall, threads, os.getpid()))
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -107,7 +110,8 @@ def _run(function: str, argument: object, ranks: int, folder: Path, stall: float
 
 
 def _prepared(folder: Path, task: Task) -> list[Beat]:
-    """A folder without files of earlier ranks, with the task and the beats of these, and with room for how they fail. Raises `RunFailed` for a full disk."""
+    """Deletes the files of earlier ranks in the folder, writes the task and the beats, which it returns, and reserves room for failure
+    reports. Raises `RunFailed` if this fails, as on a full disk."""
     try:
         for old in [*folder.glob("rank*.*"), folder / "port"]:
             old.unlink(missing_ok=True)
@@ -126,7 +130,7 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30),
 tuning guide advises a caching allocator for CPU training for the same reason; a page fault costs 0.1-10 us per 4 KiB."""
 
 _HOUSE = Path(executor.__file__).resolve().parents[1]
-"""Where ranks find what this process found: from a checkout it need not be installed."""
+"""The folder that ranks import StepTwin from: the one of this process, so that a checkout need not be installed."""
 
 
 def _start(folder: Path, rank: int, threads: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -180,7 +184,7 @@ def _watch(processes: list[subprocess.Popen[bytes]], beats: list[Beat], folder: 
 
 
 def _warn_leaving(codes: list[int | None]) -> None:
-    """Results are whole, what went wrong came after: said, not raised."""
+    """Warns, and does not raise, where ranks failed or hung after all results were written."""
     which = ", ".join(f"{rank} ({'hung' if code is None else _how_ended(code)})" for rank, code in enumerate(codes) if code != 0)
     warnings.warn(f"ranks that had written their results did not end in order: {which}; the results are kept", RuntimeWarning, stacklevel=2)
 
@@ -190,7 +194,8 @@ def _how_ended(code: int) -> str:
 
 
 def _explain_death(processes: list[subprocess.Popen[bytes]], beats: list[Beat], folder: Path) -> None:
-    """Finds the rank that ended first of its own accord, and raises."""
+    """Finds the rank that failed first and not as a consequence of another one's end, and raises `RunFailed` that names it. A `BadInput` or
+    `Refused` that a rank raised is raised instead."""
     early = {rank for rank, process in enumerate(processes) if process.poll() not in (None, 0)}
     end = time.monotonic() + _GRACE
     while time.monotonic() < end and any(process.poll() is None for process in processes):
@@ -221,7 +226,7 @@ def _how(code: int, failure: Failure | None, folder: Path, rank: int) -> str:
 
 
 def _explain_hang(late: list[int], quiet: list[float], processes: list[subprocess.Popen[bytes]], beats: list[Beat], folder: Path) -> None:
-    # All ranks soon wait for the one that hangs: it is the one that came least far. Equals are all named.
+    # All ranks soon wait for the one that hangs: it is the one with the fewest steps. If several have equally few, all are named.
     key = {rank: (not _stopped(processes[rank].pid), beats[rank].read()[1]) for rank in late}
     blamed = [rank for rank in late if key[rank] == min(key.values())]
     who = f"rank {blamed[0]}" if len(blamed) == 1 else f"ranks {', '.join(map(str, blamed))}"
@@ -252,7 +257,7 @@ def _failure(folder: Path, rank: int) -> Failure | None:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Kills every rank's session (its loader workers too) and collects them."""
+    """Kills every rank's session (its loader workers too) and waits until the processes are gone."""
     for process in processes:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -264,7 +269,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _session(pid: int) -> bool:
-    """Is a process of this session left? One that is killed takes a moment to go, and its parent may not be there any more to collect it."""
+    """True while a process of this session exists. A killed one takes a moment to disappear, and may have no parent left to reap it."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, 0)
         return True
@@ -272,7 +277,7 @@ def _session(pid: int) -> bool:
 
 
 def partial_steps(folder: Path) -> dict[int, list[float]]:
-    """Step times by rank that a run left in its folder, finished or not."""
+    """Rank -> seconds of each step that a run, finished or not, has left in its folder."""
     return {int(path.stem[4:]): Beat(path).step_times() for path in sorted(folder.glob("rank*.beat"))}
 
 
@@ -285,7 +290,7 @@ def _in_place(at: Process, function: str, argument: object, ranks: int, folder: 
     if at.world != ranks:
         raise BadInput(f"{at.launcher} started {at.world} ranks, the plan needs {ranks}: start as many, or change the plan")
     folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(compute_threads())  # torchrun says a number, srun and mpirun leave each rank all of the host's cores
+    torch.set_num_threads(compute_threads())  # torchrun sets a number, srun and mpirun give each rank all of the host's cores
     call, kind = resolve(function)
     argument = msgspec.json.decode(msgspec.json.encode(argument), type=kind)
     values, tasks = list[Any]([None] * ranks), list[Any]([None] * ranks)

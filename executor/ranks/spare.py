@@ -1,7 +1,7 @@
-"""Ranks that have imported torch before they are needed: a table of many short runs would spend a third of its time on importing.
+"""Processes that import torch before they are needed as ranks: a table of many short runs would spend a third of its time on importing.
 
-Some are started at once while nothing is measured, as many runs take one each, then the next ones are started. None has begun with CUDA, and
-each runs one task and ends, as a process that is started for it does.
+Some are started together while nothing is measured. Each rank takes one; when all are taken, the next ones are started. None of
+them has initialised CUDA. Each runs one task and ends, like a process that is started for that task.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pathlib import Path
 import msgspec
 
 PATIENCE = 90.0
-"""Seconds that importing may take; what has not come by then is left out."""
+"""Seconds that importing may take; processes that take longer are killed."""
 READY = b"ready\n"
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a waiting process is told, in one line."""
+    """What a waiting process is sent: one line of JSON."""
 
     task: str
     rank: int
     log: str
     variables: dict[str, str]
-    """The whole environment."""
+    """All of the rank's environment variables."""
 
 
 class Spares:
@@ -40,7 +40,7 @@ class Spares:
         self._count, self._waiting = count, list[subprocess.Popen[bytes]]()
 
     def take(self, task: Path, rank: int, log: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
-        """A process that has begun with the task; None where none could be had."""
+        """A process that has been sent the task; None if none could be started."""
         if not self._waiting:
             self._fill(variables)
         line = msgspec.json.encode(Order(str(task.resolve()), rank, str(log.resolve()), dict(variables))) + b"\n"
@@ -67,13 +67,14 @@ class Spares:
                 _end(process)
 
     def close(self) -> None:
-        """Ends those that nobody has needed."""
+        """Kills the processes that are still waiting."""
         while self._waiting:
             _end(self._waiting.pop())
 
 
 def _started(variables: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
-    """A process that imports, and the end of a pipe of its own on which it says that it has: on standard output speaks what is imported, too."""
+    """A process that imports, and the read end of the pipe on which it says when it has. Imported modules may print on its standard
+    output."""
     said, says = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "executor.ranks.worker", "--wait", str(says)],
@@ -101,7 +102,7 @@ _kept: ContextVar[Spares | None] = ContextVar("_kept", default=None)
 
 @contextmanager
 def spares(count: int) -> Iterator[None]:
-    """Ranks that are launched inside, by themselves, find a process that has imported torch. `count`: how many wait at a time."""
+    """Ranks that are launched inside use processes that have imported torch already. `count`: how many are started at a time."""
     own = Spares(count)
     before = _kept.set(own)
     try:
@@ -112,6 +113,6 @@ def spares(count: int) -> Iterator[None]:
 
 
 def spare(task: Path, rank: int, log: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
-    """A process that has begun with the task, where `spares` is open and has one."""
+    """A process that has been sent the task; None outside `spares`, or if it has none."""
     own = _kept.get()
     return own.take(task, rank, log, variables) if own is not None else None

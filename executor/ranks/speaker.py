@@ -1,4 +1,4 @@
-"""Of all ranks that a launcher started, the first alone speaks: tables, JSON, progress and pages come once."""
+"""Of all ranks that a launcher started, only the first one prints tables, JSON and progress and writes pages, so that each comes once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Speaker:
             self._desk.show(value, as_json, kind)
 
     def say(self, text: str) -> None:
-        """Progress, on standard error."""
+        """Prints progress on standard error."""
         if leads():
             self._desk.say(text)
 
     def page(self, kind: str, path: Path, *parts: Any) -> Path:
-        """Draws `parts` as a page and writes it; other ranks say where it is."""
+        """Draws `parts` as a page and writes it; the other ranks only return `path`."""
         return self._desk.page(kind, path, *parts) if leads() else path

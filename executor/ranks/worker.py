@@ -34,7 +34,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What every rank of a run is told."""
+    """What every rank of a run is told. `stall`: seconds without progress after which a rank counts as hung; `threads`: compute threads of
+    a rank; `parent`: process id of the launcher."""
 
     function: str
     """`module:name` of a function (world, argument) -> value."""
@@ -46,7 +47,8 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """How a rank says what went wrong: `kind` is the exception's class, `consequence` that another rank's death caused it."""
+    """A rank's report of what went wrong. `kind`: the exception's class; `consequence`: another rank's death caused it; `place`: file and
+    line, "" if unknown; `refused`: it is a `BadInput`."""
 
     kind: str
     message: str
@@ -56,7 +58,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask for SIGKILL when the parent ends (Linux prctl(2)); leave at once where it has ended already."""
+    """Asks the kernel for SIGKILL when the parent ends (Linux prctl(2)); exits at once if it has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -85,7 +87,7 @@ _LOST = (
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What a rank's exception tells the others."""
+    """The report of a rank's exception."""
     text = str(error).strip() or type(error).__name__
     if "Original Traceback" in text:  # a loader worker's error, wrapped by torch: its own words are the last line
         text = text.splitlines()[-1].rpartition("RunFailed: ")[2]
@@ -117,14 +119,14 @@ def run_rank(task: Task, rank: int, folder: Path) -> None:
         failure.with_suffix(_PART).unlink()
     except Exception as error:
         _tell(failure, error)
-        traceback.print_exc()  # after the failure: a full disk takes no log
+        traceback.print_exc()  # after the report: on a full disk the log cannot be written
         os._exit(1)  # no orderly exit: gloo's and the loaders' threads may hang in a broken group
 
 
 _BEAT = 0.5
 """Seconds between beats while a rank imports."""
 _IMPORTING = 900.0
-"""Seconds for which importing counts as progress: from a file system that many ranks read it takes minutes, and says nothing meanwhile."""
+"""Seconds for which importing counts as progress: from a file system that many ranks read, it takes minutes without any message."""
 
 
 def _beat(beat: Beat, stop: threading.Event) -> None:
@@ -135,7 +137,7 @@ def _beat(beat: Beat, stop: threading.Event) -> None:
 
 @contextmanager
 def _told(failure: Path) -> Iterator[None]:
-    """What goes wrong inside is written before the process group is taken down, which may hang."""
+    """Reports an exception of the body in the file `failure` before the process group is destroyed, which may hang."""
     try:
         yield
     except Exception as error:
@@ -145,20 +147,20 @@ def _told(failure: Path) -> Iterator[None]:
 
 _PART = ".failure.part"
 _ROOM = 1 << 14
-"""Bytes that are kept for how a rank fails, from its beginning: what it fails of may be a full disk."""
+"""Bytes on the disk that are reserved for a rank's failure report from its start: it may fail because the disk is full."""
 
 
 def keep_room(folder: Path, rank: int) -> None:
-    """Takes these bytes, before the rank starts. Raises `OSError` where the disk does not have them."""
+    """Reserves these bytes before the rank starts. Raises `OSError` if the disk does not have them."""
     (folder / f"rank{rank}.failure").with_suffix(_PART).write_bytes(bytes(_ROOM))
 
 
 def _tell(path: Path, error: Exception) -> None:
-    """Writes it, where nothing was told before."""
+    """Writes the report of `error` to `path`, unless a report is there already."""
     if path.exists():
         return
     part = path.with_suffix(_PART)
-    with part.open("r+b") as file:  # over what is there, which takes no more of the disk
+    with part.open("r+b") as file:  # overwrites the reserved bytes, which needs no more space on the disk
         file.write(msgspec.json.encode(failure_of(error)))
         file.truncate()
     part.replace(path)
@@ -171,16 +173,17 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def prepared() -> None:
-    """Imports what ranks need, without a look at the devices."""
+    """Imports the modules that ranks need, without initialising a device."""
     for name in _BEFORE:
         importlib.import_module(name)
 
 
 def ordered(says: int) -> tuple[Path, int]:
-    """Prepares, says so, and waits for the task's file and the rank. Ends where none comes."""
+    """Imports, writes `READY` to the descriptor `says`, and waits for an order. Returns the task's file and the rank; exits if no order
+    comes."""
     prepared()
     if importlib.import_module("torch").cuda.is_initialized():
-        os._exit(1)  # it would hold memory of the GPU, and what the environment says of CUDA would come too late
+        os._exit(1)  # it would hold GPU memory, and the order's environment would come too late for CUDA
     os.write(says, READY)
     os.close(says)
     line = sys.stdin.buffer.readline()
@@ -190,7 +193,7 @@ def ordered(says: int) -> tuple[Path, int]:
 
 
 def begun(order: Order) -> tuple[Path, int]:
-    """The task's file and the rank that this process is from now on, with that rank's environment and log."""
+    """Turns this process into the rank of the order: takes over its environment and log. Returns the task's file and the rank."""
     os.environ.clear()
     os.environ.update(order.variables)
     log, nothing = os.open(order.log, os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
@@ -203,7 +206,7 @@ _BEFORE = (
     "torch", "torch._dynamo", "torch.distributed.fsdp", "executor.play", "executor.players.streams", "executor.probe", "executor.stock",
     "executor.training.trainer", "executor.profiles.collect",
 )  # fmt: skip
-"""torch.optim imports torch._dynamo when it first takes a step."""
+"""Modules that a waiting process imports. torch._dynamo is among them as torch.optim would import it at its first step."""
 
 
 if __name__ == "__main__":

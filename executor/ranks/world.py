@@ -18,7 +18,7 @@ from executor.ranks.environment import ON_GPUS, SHARED, Process, own_gpu
 from topologies.errors import RunFailed
 from topologies.thismachine import cores
 
-# Whatever runs on devices imports this module before any other that wants torch.
+# Code that runs on devices imports this module before any other one that needs torch.
 try:
     import torch
     import torch.distributed as dist
@@ -29,25 +29,25 @@ except ModuleNotFoundError:
 
 
 NCCL = "cpu:gloo,cuda:nccl"
-"""The backends of ranks that have a GPU each: objects and clocks' stamps are host memory."""
+"""Backends of ranks that have a GPU each; gloo is for host memory: gathered objects, and the timestamps of `executor.ranks.clocks`."""
 _HEAP = 256 << 20
-"""Bytes by which a CPU rank's heap grows, at most, until small tensors have found places that split none of the large ones' (found on the
-plans of `here`: some 4 to 50 MiB)."""
+"""Bytes by which a CPU rank's heap grows at most, until small tensors no longer split the free blocks of large ones (measured on the plans
+of `here`: some 4 to 50 MiB)."""
 
 
 class World:
-    """What a function that runs on every rank is given."""
+    """One rank, as passed to the function that runs on every rank."""
 
     def __init__(self, place: Process, folder: Path, stall: float, beat: Beat) -> None:
         self.rank, self.size, self.local_rank = place.rank, place.world, place.local_rank
         self.one_host, self.local_size = place.local_world == place.world, place.local_world
         self.folder, self.stall, self.beat = folder, stall, beat
-        # Twice the watcher's patience: a rank that hangs is then named by the watcher, not guessed by the one that waits.
+        # Twice the watcher's limit: then the watcher names the rank that hangs, before a rank that waits for it gives up.
         self.limit = datetime.timedelta(seconds=2 * stall + 5)
-        """How long a rank waits for others, in every process group (torch's own limit for further ones is half an hour)."""
+        """Timeout of every process group (torch's default for groups after the first one is half an hour)."""
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         self.shared = bool(os.environ.get(SHARED)) and count > 0
-        """All ranks of this host have the same GPU."""
+        """All ranks of this host share one GPU."""
         self.device = torch.device("cpu")
         bound = count == 1 and own_gpu(place)
         if self.shared or bound or count >= place.local_world:
@@ -65,26 +65,27 @@ class World:
 
     @property
     def crowded(self) -> bool:
-        """The ranks of this host have more threads than it has cores for them."""
+        """On a CPU: the ranks of this host have more compute threads than it has cores."""
         return self.kind == "cpu" and self.local_size * torch.get_num_threads() > cores()
 
     @property
     def backend(self) -> str:
-        """What its collectives on the device run by: nccl, or gloo (a GPU that several ranks share takes no NCCL)."""
+        """The backend of collectives on device tensors: nccl, or gloo (on CPUs, and where ranks share a GPU, which NCCL refuses)."""
         return "nccl" if self.kind == "cuda" and not self.shared else "gloo"
 
     def group(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup:
-        """A process group of some of the ranks; all ranks make it. `backend`: unsaid, the world's own."""
+        """A new process group of `ranks`; all ranks must call this. `backend`: None for that of the default group."""
         made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=self.limit, backend=backend)
         return made
 
     def touch_memory(self) -> None:
-        """Before steps are timed: a CPU rank writes once to what its heap grows into over dozens of steps. A page's first touch costs up to
-        14 us in a virtual machine, and what is given back stays with the process (`launch.KEEP_MEMORY`). A large model's heap grows by more."""
+        """To be called before steps are timed: a CPU rank writes once to the memory that its heap will grow into over dozens of steps. The
+        first touch of a page costs up to 14 us in a virtual machine; freed memory stays with the process (`launch.KEEP_MEMORY`). The heap
+        of a large model grows by more than `_HEAP`: half of the most memory that the process has had."""
         if self.kind == "cpu" and sys.platform == "linux":
-            import resource  # of Unix alone
+            import resource  # only on Unix
 
-            from executor.arena import free_memory  # wants torch, whose absence is said above
+            from executor.arena import free_memory  # needs torch; if it is missing, the module's top has said so
 
             grown = max(_HEAP, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2)
             touched = b"\1" * min(grown, free_memory(self.device) // (4 * self.local_size))
@@ -96,7 +97,7 @@ class World:
             torch.cuda.synchronize(self.device)
 
     def barrier(self) -> None:
-        """All ranks have come here."""
+        """Waits until all ranks have called this."""
         if self.size > 1:
             self.synchronize()
             dist.barrier(device_ids=[self.device.index]) if self.kind == "cuda" and not self.shared else dist.barrier()
@@ -104,17 +105,18 @@ class World:
 
 
 def set_precision(tf32: bool) -> None:
-    """fp32 products and convolutions on tensor cores in TF32, or exactly. torch's own defaults differ: convolutions yes, products no."""
+    """Runs fp32 GEMMs and convolutions in TF32 on tensor cores, or in full fp32. torch's defaults: TF32 for convolutions, fp32 for
+    GEMMs."""
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
 
 
 @contextmanager
 def joined(place: Process, folder: Path, stall: float, beat: Beat, port_file: Path | None = None) -> Iterator[World]:
-    """A world whose process group is up; taken down at the end.
+    """A world with an initialised process group, which is destroyed at the end.
 
-    Ranks on one machine talk over the loopback interface only. With `port_file`, rank 0 opens its store on a free port
-    and writes the number there, so that no port is guessed.
+    Ranks on one machine communicate over the loopback interface only. With `port_file`, rank 0 opens its store on a free port
+    and writes the number into that file, so that no port is guessed.
     """
     world = World(place, folder, stall, beat)
     beat.phase("joining the process group")
@@ -125,8 +127,9 @@ def joined(place: Process, folder: Path, stall: float, beat: Beat, port_file: Pa
     store = _meeting(place, limit, stall, port_file)
     nccl = world.backend == "nccl"
     backend = NCCL if nccl else "cpu:gloo,cuda:gloo" if world.shared else "gloo"
-    # NCCL connects at once, group by group in the order of all ranks, where a device is named. One rank alone meets nobody: most of its plans
-    # never call NCCL, and should not die where it cannot start.
+    # With a device, NCCL connects at once, group by group in the same order on all ranks. A single rank has no peer: most of its plans
+    # never
+    # call NCCL, and should not fail where NCCL cannot start.
     device = world.device if nccl and place.world > 1 else None
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=limit, device_id=device)
     try:
@@ -134,8 +137,8 @@ def joined(place: Process, folder: Path, stall: float, beat: Beat, port_file: Pa
         world.barrier()
     except BaseException:
         if nccl:
-            # Ending NCCL in order takes all ranks of a host (its manual, ncclCommDestroy): the one that failed would wait for the others
-            # and never say why.
+            # An orderly end of NCCL needs all ranks of a host (its manual, ncclCommDestroy): the rank that failed would wait for the others
+            # and never report why.
             with suppress(Exception):
                 dist.distributed_c10d._abort_process_group()
         else:
@@ -146,12 +149,12 @@ def joined(place: Process, folder: Path, stall: float, beat: Beat, port_file: Pa
 
 _joins = itertools.count()
 _stores: dict[tuple[str, int], TCPStore] = {}
-"""By address and port, of ranks that a launcher started: one process joins several times (probe, then play), at one port."""
+"""(address, port) -> store, of ranks that a launcher started: one process joins several times (probe, then play) at the same port."""
 
 
 def _meeting(place: Process, limit: datetime.timedelta, stall: float, port_file: Path | None) -> PrefixStore:
-    """Where this process's ranks meet this time: every joining has keys of its own, since those of the one before are still there, and so
-    has every attempt of torchrun's."""
+    """The store through which the ranks join this time. Every joining has its own key prefix, as the keys of the one before are still in
+    the store; so has every restart by torchrun."""
     first, port = place.rank == 0, place.port
     if port_file is not None:
         port = 0 if first else _read_port(port_file, stall)
@@ -169,8 +172,8 @@ def _meeting(place: Process, limit: datetime.timedelta, stall: float, port_file:
 
 
 def _store(place: Process, port: int, limit: datetime.timedelta) -> TCPStore:
-    """Rank 0's store, where all ranks meet (port 0: a free one). On one host it listens on the address by which it is named, loopback
-    unless the launcher says otherwise; the socket that torch would open listens on every address. Raises `RunFailed` for a taken port."""
+    """Rank 0's store, through which all ranks join (port 0: a free port). On one host it listens only on `place.address`, which is loopback
+    unless the launcher says otherwise; torch's own socket would listen on every address. Raises `RunFailed` if the port is taken."""
     try:
         own = None
         if place.local_world == place.world:
