@@ -1,1 +1,2 @@
-"""What an op runs on a device: products, attention and convolutions by shape; kernels whose time is their bytes, one for each variant of `sim.cost.variant`."""
+"""The kernels that an op runs on a device: GEMMs, attention and convolutions of its shapes, and a memory-bound kernel for each variant of
+`sim.cost.variant`."""

@@ -1,7 +1,7 @@
 """What a `Work` runs on a device: a torch kernel of the same shape, dtype and bytes, without autograd.
 
-`body(work, arena)` gives a call without arguments; its buffers exist before it is timed, its results are new tensors
-as eager PyTorch makes them. The probe times these calls, the player plays them; `held` keeps what a call has made, as a training step does.
+`body(work, arena)` returns a callable without arguments. Its buffers exist before it is timed; its results are new tensors, as eager
+PyTorch makes them. The probe times these calls, the player plays them; `held` keeps a call's result, as a training step does.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ DTYPES = {
 
 
 _APART = 512 << 20
-"""Bytes over which repetitions of a kernel take turns: in a step each is over tensors of its own, as an optimizer's lists of 40 MB are. Time and
-again over the same ones, they would find them in the L2 of a GPU."""
+"""Bytes over which the repetitions of a kernel are spread. In a training step each repetition has its own tensors, as those of an
+optimizer's lists of 40 MB; over the same tensors again and again, they would find them in a GPU's L2."""
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -63,17 +63,17 @@ def body(work: Work, arena: Arena) -> Body:
 
 
 def in_turn(works: tuple[Work, ...], arena: Arena) -> Body:
-    """What a compute op does: its works one after the other, as one call. Raises as `body` does."""
+    """What a compute op runs: its works one after the other, as one call. Raises as `body` does."""
     calls = [body(work, arena) for work in works]
     return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
 
 
 def held(call: Body) -> Body:
-    """The call, which keeps its result until it is called again. What is given back at once is taken again by the next call: a kernel would
-    write into a cache's own lines, where a step, which keeps activations for backward, has it write to memory (measured on one core of a
-    server: results of 0.4 MB, add 28 us against 59, gelu 48 against 73).
+    """The same call, which keeps its result until it is called again. Memory that is freed at once is reused by the next call, and a kernel
+    would write to lines that are in the cache. In a training step, which keeps activations for backward, it writes to memory (measured on
+    one core of a server: results of 0.4 MB, add 28 us against 59, gelu 48 against 73).
 
-    Given back just before the call, its own memory is what the call gets again, where that is whole still.
+    The result is freed just before the next call, which then gets the same memory again, unless that has been divided.
     """
     result: list[object] = [None]
 
@@ -126,7 +126,7 @@ def _gemm(work: Gemm, arena: Arena) -> Body:
     if not work.accumulate:
         return lambda: multiply(first, second)
     main = arena.distant(*lead, work.m, work.n, dtype=dtype_of(work.into))
-    if main.dtype is dtype:  # else no product of torch's adds
+    if main.dtype is dtype:  # otherwise torch has no GEMM that accumulates
         add = main.baddbmm_ if lead else main.addmm_
         return lambda: add(first, second)
     return lambda: main.add_(multiply(first, second))
@@ -159,7 +159,7 @@ def _fused_groups(work: GroupedGemm, arena: Arena, rows: int) -> Body:
 
 def _attention(work: Attention, arena: Arena) -> Body:
     dtype = dtype_of(work.dtype)
-    # A window keeps its number of query-key pairs: as many keys as a query sees on average, all of them visible.
+    # A sliding window runs with the same number of query-key pairs: as many keys as a query sees on average, without a mask.
     kv = max(1, round(work.pairs / work.q)) if work.window else work.kv
     causal = work.causal and not work.window
     take = arena.distant if work.backward else arena.recent
@@ -173,7 +173,7 @@ def _attention(work: Attention, arena: Arena) -> Body:
 
     if not work.backward:
         return forward
-    # Tensors of their own: the graph keeps them, and other kernels write into the arena's.
+    # Copies: autograd's graph keeps them, and other kernels write into the arena's buffers.
     q, k, v = (tensor.detach().clone().requires_grad_() for tensor in (q, k, v))
     with torch.enable_grad():
         out = forward()
@@ -185,7 +185,7 @@ def _conv(work: Conv, arena: Arena) -> Body:
     dtype = dtype_of(work.dtype)
     pad = (work.kh // 2, work.kw // 2) if work.padding < 0 else (work.padding, work.padding)
     stride = (work.stride, work.stride)
-    # Tensor cores take channels side by side (`sim.work.Conv`); cuDNN would turn other maps round in every call.
+    # Tensor cores need channels last (`sim.work.Conv`); cuDNN would convert other layouts in every call.
     beside = arena.device.type == "cuda" and (work.dtype != "fp32" or work.channels_last)
 
     def maps(take: Take, n: int, c: int, h: int, w: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ def _scale(s: Site) -> Body:
 
 
 def _add_in_place(s: Site) -> Body:
-    # Times nothing, as `_scale_in_place` times one: time and again, sums would grow, and what shrinks would come to denormals.
+    # Adds b times zero, as `_scale_in_place` multiplies by one: with many repetitions sums would grow, and products shrink to denormals.
     a, b = s.flat(far=True), s.flat(far=True)
     if s.inputs < 3:
         return lambda: a.add_(b, alpha=0.0)
@@ -41,7 +41,7 @@ def _scale_in_place(s: Site) -> Body:
 
 
 def _sqrt(s: Site) -> Body:
-    a = s.flat().abs().add_(1e-6)  # MKL's takes six times as long for zeros, and twenty times for what has no root
+    a = s.flat().abs().add_(1e-6)  # MKL's sqrt takes six times as long for zeros, twenty times for negative numbers
     return lambda: torch.sqrt(a)
 
 
@@ -105,7 +105,7 @@ def _glu_backward(s: Site) -> Body:
 
 
 def _dropout(s: Site) -> Body:
-    a = s.arena.recent(max(1, s.work.read // s.dtype.itemsize), dtype=s.dtype)  # what is written holds the mask too
+    a = s.arena.recent(max(1, s.work.read // s.dtype.itemsize), dtype=s.dtype)  # the bytes written include the mask
     return lambda: torch.native_dropout(a, 0.1, True)
 
 
@@ -115,7 +115,8 @@ def _dropout_backward(s: Site) -> Body:
 
 
 def _strided(s: Site) -> Body:
-    """Times a table, or plus another array, of heads that lie between tokens, as (heads, tokens, columns)."""
+    """Multiplies by a table, or adds another array, over heads as a (heads, tokens, columns) view of memory in which each token has all
+    heads."""
     d = math.gcd(_HEAD, s.width)
     a = s.table().view(s.rows, -1, d).transpose(0, 1)
     if s.inputs >= 2:
@@ -156,4 +157,4 @@ KERNELS: dict[str, Callable[[Site], Body]] = {
     "strided": _strided,
     "rope": _rope,
 }
-"""By variant."""
+"""Variant (`sim.cost.variant`) -> function that builds its kernel."""

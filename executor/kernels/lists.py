@@ -10,11 +10,13 @@ from executor.kernels.site import Body, Site
 from sim.work import BLOCK, LISTED
 
 _WIDE = 8
-"""Elements of which a tensor's number is a multiple, as that of all of a model's large ones: a multi-tensor kernel takes four at once, or one."""
+"""The number of elements of a tensor is a multiple of this, as for all large tensors of a model: a multi-tensor kernel then reads four
+elements at once, and otherwise one."""
 
 
 def _list(s: Site) -> list[torch.Tensor]:
-    """The tensors of one launch, not touched lately. Those of more than a block are cut up all the same, so that one stands for them."""
+    """The tensors of one launch, in memory that was not touched recently. The kernel divides tensors larger than a block into blocks in any
+    case, so a single tensor stands for several such ones."""
     count = max(1, s.work.rows)
     size = s.n // count
     if size >= BLOCK:
@@ -24,7 +26,7 @@ def _list(s: Site) -> list[torch.Tensor]:
 
 
 def _add_in_place(s: Site) -> Body:
-    # Times nothing, and `_scale_in_place` times one: see `executor.kernels.elementwise`.
+    # Adds b times zero, and `_scale_in_place` multiplies by one: see `executor.kernels.elementwise`.
     a, b = _list(s), _list(s)
     if s.inputs < 3:
         return lambda: torch._foreach_add_(a, b, alpha=0.0)
@@ -51,7 +53,7 @@ def _scale(s: Site) -> Body:
 
 
 def _sqrt(s: Site) -> Body:
-    a = [x.abs().add_(1e-6) for x in _list(s)]  # a root of zero, or of what has none, takes longer on CPUs and GPUs
+    a = [x.abs().add_(1e-6) for x in _list(s)]  # a square root of zero or of a negative number takes longer on CPUs and GPUs
     return lambda: torch._foreach_sqrt(a)
 
 
@@ -61,7 +63,7 @@ def _norm(s: Site) -> Body:
 
 
 def _copy(s: Site) -> Body:
-    """A copy, or a cast of as many bytes."""
+    """A copy, or a cast if the work reads and writes different numbers of bytes."""
     to, source = _list(s), _list(s)
     if s.work.read != s.work.written:
         narrow = torch.bfloat16 if s.dtype is torch.float32 else torch.float32
@@ -82,4 +84,4 @@ KERNELS: dict[str, Callable[[Site], Body]] = {
         ("cast", _copy),
     )
 }
-"""By variant."""
+"""Variant (`sim.cost.variant`) -> function that builds its kernel."""

@@ -15,7 +15,7 @@ _KERNELS = elementwise.KERNELS | rows.KERNELS | lists.KERNELS
 
 
 def memory_kernel(work: MemoryBound, arena: Arena, dtype: torch.dtype) -> Body:
-    """The call for one work; kinds without a kernel of their own run as a copy or an add of the same bytes."""
+    """The kernel of one work. Kinds without their own kernel run as a copy, an add or, if nothing is written, a sum of the same bytes."""
     site, name = Site(work, arena, dtype), variant(work).removesuffix(HALVES)
     return _KERNELS.get(name, updates.update if name in OPTIMIZERS else _plain)(site)
 

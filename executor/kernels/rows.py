@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def reduce(s: Site) -> Body:
-    """Sums all, or over the rows that leave as much as the work writes."""
+    """Sums all elements if the work writes nothing; else sums over rows, so that the result has as many bytes as the work writes."""
     count = max(1, s.work.read // s.dtype.itemsize)
     width = max(1, min(count, s.work.written // s.dtype.itemsize)) if s.work.written else count
     a = s.arena.recent(max(1, count // width), width, dtype=s.dtype)
@@ -39,8 +39,8 @@ def _layernorm_backward(s: Site) -> Body:
 
 
 def _layernorm_weights(s: Site) -> Body:
-    """What a norm's backward does after its input's gradient: on a GPU a kernel of its own, with a block of threads for each 32 columns; on a
-    CPU the pass over the rows that makes that gradient makes these, too."""
+    """The gradients of a LayerNorm's weight and bias. On a GPU they are a separate kernel, with a thread block for each 32 columns. On a
+    CPU the pass that computes the input's gradient computes them too, so nothing is left to do."""
     if s.arena.device.type == "cpu":
         return lambda: None
     width = max(1, s.width // 2)  # input and gradient are read
@@ -54,7 +54,7 @@ def _rmsnorm(s: Site) -> Body:
     a, w = s.table().requires_grad_(), s.arena.recent(s.width, dtype=s.dtype).requires_grad_()
 
     def run() -> torch.Tensor:
-        with torch.enable_grad():  # on a CPU it is some operators, each with its node for backward
+        with torch.enable_grad():  # on a CPU it is several operators, each of which makes an autograd node
             return F.rms_norm(a, (s.width,), w)
 
     return run
@@ -71,14 +71,15 @@ def _rmsnorm_backward(s: Site) -> Body:
     normed = s.table(far=True)
 
     def run() -> tuple[torch.Tensor, ...]:
-        torch.mul(g, normed)  # written out, the gradient of the weights is a product, whose sum over rows is a work of its own
+        torch.mul(g, normed)  # without fusion, the weight's gradient begins with this product; its sum over rows is another work
         return torch.autograd.grad(out, a, g, retain_graph=True)
 
     return run
 
 
 def _map(s: Site, far: bool = False) -> torch.Tensor:
-    """`rows` are channels: side by side on a GPU, as tensor cores' maps are (`executor.kernels.bodies`); each a plane of its own on a CPU."""
+    """A feature map with `rows` channels: channels last on a GPU, as tensor cores need it (`executor.kernels.bodies`), channels first on a
+    CPU."""
     take = s.arena.distant if far else s.arena.recent
     shape = (s.width, s.rows) if s.arena.device.type == "cuda" else (1, s.rows, s.width)
     return take(*shape, dtype=s.dtype)
@@ -97,7 +98,7 @@ def _batchnorm_backward(s: Site) -> Body:
 
 
 def _over_rows(kernel: Callable[..., torch.Tensor]) -> Callable[[Site], Body]:
-    """softmax, or the logarithms that a loss takes: those have kernels of their own, for rows that are read again."""
+    """Builds softmax, or the log_softmax of a loss, which has its own kernels, for rows that are read more than once."""
 
     def made(s: Site) -> Body:
         a = s.table()
@@ -115,7 +116,8 @@ def _over_rows_backward(kernel: Callable[..., torch.Tensor]) -> Callable[[Site],
 
 
 def _cross_entropy(s: Site) -> Body:
-    """log_softmax and the loss read logits and write as many; backward writes them again."""
+    """log_softmax and the loss: forward reads the logits and writes as many values. (Backward, which writes as many again, is not run
+    here.)"""
     logits = s.table()
     target = s.arena.indices(s.rows, s.width)
     return lambda: F.cross_entropy(logits, target)
@@ -128,7 +130,7 @@ def _embedding(s: Site) -> Body:
 
 
 def _embedding_backward(s: Site) -> Body:
-    """The dense gradient of the table: zeroed, then rows are added."""
+    """The dense gradient of the table: it is zeroed, then rows are added."""
     count = max(1, s.work.written // s.dtype.itemsize // s.width)
     taken = max(1, min(s.rows, s.work.read // s.dtype.itemsize // s.width))
     g, rows = s.arena.recent(taken, s.width, dtype=s.dtype), s.arena.indices(taken, count)
@@ -136,7 +138,7 @@ def _embedding_backward(s: Site) -> Body:
 
 
 def _scatter_add(s: Site) -> Body:
-    """Rows added to as many others, in an order of their own: by atomic operations on a GPU, row by row on a CPU."""
+    """Adds rows to as many other rows, in random order: by atomic operations on a GPU, row by row on a CPU."""
     count = max(1, s.work.read // s.dtype.itemsize // s.width)
     added, sums = s.arena.recent(count, s.width, dtype=s.dtype), s.arena.recent(count, s.width, dtype=s.dtype)
     places = s.arena.indices(count, count)[:, None].expand_as(added)
@@ -144,7 +146,7 @@ def _scatter_add(s: Site) -> Body:
 
 
 def _side(elements: int) -> int:
-    """Of square maps of 16 channels."""
+    """Side length of a square map of 16 channels with so many elements, at least 2."""
     return max(2, int((elements // 16) ** 0.5))
 
 
@@ -182,4 +184,4 @@ KERNELS: dict[str, Callable[[Site], Body]] = {
     "pool": _pool,
     "pool_backward": _pool_backward,
 }
-"""By variant."""
+"""Variant (`sim.cost.variant`) -> function that builds its kernel."""

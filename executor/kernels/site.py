@@ -1,4 +1,4 @@
-"""What a memory-bound kernel is built from: the sizes of a work, and buffers of an arena."""
+"""What a memory-bound kernel is built from: the sizes of its work, and buffers from an arena."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from executor.arena import Arena
 from sim.work import MemoryBound
 
 Body = Callable[[], object]
-"""A kernel that is ready to run, its buffers made."""
+"""A kernel that is ready to run: its buffers exist."""
 _WIDTH = 1024
 
 
 class Site:
     """Sizes and buffers of the kernel of one work.
 
-    Elements follow from the written bytes (the read ones for reductions), row width from `rows`. Where a work names rows 0, rows of 1,024
-    elements are taken.
+    `n`: elements, from the bytes that it writes (from those that it reads, if it writes none). `rows` and `width`: rows and elements of a
+    row; rows of 1,024 elements if the work's `rows` is 0. `inputs`: arrays that it reads, from the ratio of bytes read to bytes written.
     """
 
     def __init__(self, work: MemoryBound, arena: Arena, dtype: torch.dtype) -> None:
@@ -29,13 +29,14 @@ class Site:
         self.inputs = max(1, round(work.read / max(1, work.written))) if work.written else 1
 
     def flat(self, far: bool = False, half: bool = False) -> torch.Tensor:
-        """As many elements as the kernel writes; `far`: not touched lately, so that they come from memory; `half`: of the array whose rows it reads
-        halves of, if it does."""
+        """A tensor of as many elements as the kernel writes. `far`: in memory that was not touched recently, so that it is in no cache. For
+        a work with `halves` it has shape (rows, width); with `half` it is then the first half of each row of an array that is twice as
+        wide."""
         take = self.arena.distant if far else self.arena.recent
         if not self.work.halves:
             return take(self.n, dtype=self.dtype)
         return take(self.rows, self.width * (2 if half else 1), dtype=self.dtype)[:, : self.width]
 
     def table(self, far: bool = False) -> torch.Tensor:
-        """The same as (rows, width)."""
+        """The same elements as a tensor of shape (rows, width)."""
         return (self.arena.distant if far else self.arena.recent)(self.rows, self.width, dtype=self.dtype)

@@ -10,11 +10,12 @@ from sim.optimizers import OPTIMIZERS
 from sim.work import HostWork, MemoryBound
 
 FUSED = ("sgd", "momentum", "adam", "adamw", "adagrad")
-"""What torch has fused updates of."""
+"""The optimizers for which torch has fused updates."""
 
 
 def update(s: Site) -> Body:
-    """A fused update of one flat fp32 parameter with the work's bytes, by torch's kernel for it or for one that is `like` it."""
+    """A fused update of one flat fp32 parameter that moves the work's bytes. An optimizer for which torch has no fused kernel runs that of
+    the optimizer which it is `like`."""
     what = s.work.what if s.work.what in FUSED else OPTIMIZERS[s.work.what].like
     count = max(1, int((s.work.read + s.work.written) // (4 * sum(OPTIMIZERS[what].fused))))
     p, g, m, v = ([s.arena.updated(count)] for _ in range(4))
@@ -35,7 +36,7 @@ def update(s: Site) -> Body:
 
 
 def on_host(work: HostWork, arena: Arena) -> Body:
-    """The fused AdamW update of so many elements in host memory, in which updates there are counted."""
+    """The fused AdamW update of `work.count` elements in host memory; updates on the host are counted in such elements."""
     count = max(1, int(work.count))
     read, written = OPTIMIZERS["adamw"].fused
     return update(Site(MemoryBound("adamw", 4 * read * count, 4 * written * count, "fp32"), arena, torch.float32))
