@@ -15,12 +15,12 @@ from topologies.errors import RunFailed
 from topologies.units import show_size
 
 POOL = 128
-"""Different samples that are stored; longer runs see them again."""
+"""Number of different samples that are stored; longer runs read them again."""
 
 
 def write_samples(plan: Plan, folder: Path) -> None:
-    """Fills `folder` with what the plan reads; of ranks that a launcher started, the first of each host does. Every file comes whole or not
-    at all: hosts may share the folder. Raises `RunFailed` when the disk is full.
+    """Fills `folder` with the samples that the plan reads; of ranks that a launcher started, only the first of each host does so. Every
+    file appears whole or not at all, as hosts may share the folder. Raises `RunFailed` when the disk is full.
     """
     at = place()
     if not plan.data.stored or not plan.data.sample or (at is not None and at.local_rank):

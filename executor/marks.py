@@ -5,8 +5,8 @@
             with record_function(f"step {number}"):     # for nsys: torch.cuda.nvtx.range
                 train(batch)    # under torch.profiler, or nsys profile --trace=cuda,nvtx
 
-Each module's forward runs inside a range `op:fwd/L3.attn.qkv`, and what autograd runs of it inside ranges `op:bwd/L3.attn.qkv`, seen by
-torch.profiler and, on CUDA, as NVTX by Nsight Systems.
+Each module's forward runs inside a range `op:fwd/L3.attn.qkv`, and its nodes in backward inside ranges `op:bwd/L3.attn.qkv`. torch.profiler
+records these ranges, and on CUDA so does Nsight Systems, as NVTX ranges.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ except ModuleNotFoundError:
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)(?:\.|$)")
 _TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model|vision_encoder)\.")
-"""What vision-language models call their tower, whose layers are V0, V1 ... in a prediction."""
+"""Names that vision-language models give to their vision tower, whose layers are V0, V1 ... in a prediction."""
 _PARTS = (
     (re.compile(r"(q_proj|k_proj|v_proj|qkv|query_key_value|c_attn|wq|wk|wv|Wqkv|linear_qkv)$"), "attn.qkv"),
     (re.compile(r"(attn|attention)\.(o_proj|wo|out_proj|c_proj|dense|proj|linear_proj)$"), "attn.proj"),
@@ -50,8 +50,8 @@ _ENDS = (
 
 
 def op_name(module: str) -> str:
-    """`L3.attn.qkv` of `model.layers.3.self_attn.q_proj`, `V3.attn.qkv` of a tower's `visual.blocks.3.attn.qkv`; "" for modules that are no part of a
-    predicted decoder or tower."""
+    """The op's name for a module's dotted name: `L3.attn.qkv` for `model.layers.3.self_attn.q_proj`, `V3.attn.qkv` for a vision tower's
+    `visual.blocks.3.attn.qkv`; "" for modules that are not in a predicted decoder or tower."""
     layer, tower = _LAYER.search(module), _TOWER.search(module)
     if layer is not None:
         part = next((part for pattern, part in _PARTS if pattern.search(module)), "")
@@ -61,9 +61,9 @@ def op_name(module: str) -> str:
 
 @contextmanager
 def marked(model: nn.Module, name: Callable[[str], str] = op_name) -> Iterator[None]:
-    """While open, the forward of each named module, and each node of its backward, run inside a range with the op's id.
+    """While open, the forward of each named module and each node of its backward run inside a range with the op's id.
 
-    name: from a module's dotted name to StepTwin's (`L3.attn.qkv`), "" to leave it unmarked. Raises `BadInput` where it leaves all so.
+    name: from a module's dotted name to StepTwin's (`L3.attn.qkv`), "" to leave the module unmarked. Raises `BadInput` if all are unmarked.
     """
     ops = [(module, op) for module_name, module in model.named_modules() if (op := name(module_name))]
     if not ops:
@@ -84,20 +84,20 @@ def marked(model: nn.Module, name: Callable[[str], str] = op_name) -> Iterator[N
 
 _CLAIMED = "steptwin.op"
 _BARE = re.compile(r"(T|Transpose|Permute|Alias|Squeeze|Unsqueeze)Backward\d|.*AccumulateGrad$")
-"""Nodes of autograd's graph that compute nothing of a module's own: other views of the same memory, and parameters, whose gradients may come from
+"""Autograd nodes that are not marked: views of the same memory, which compute nothing, and parameters, whose gradients may come from
 several modules."""
 
 
 class _Calls:
-    """Ranges around each call of a module, and around what autograd will run of it. Of the graph only the nodes are hooked: torch's own hooks of whole
-    modules wrap what goes in and comes out, and then nothing of that may be changed in place."""
+    """Ranges around each call of a module, and around its nodes in backward. The hooks are on the nodes: torch's backward hooks of modules
+    wrap inputs and outputs, which then may not be changed in place."""
 
     def __init__(self) -> None:
         self.on = True
-        """Until the end of `marked`, which a graph may outlive."""
+        """True until `marked` ends; a graph may live longer."""
 
     def hooks(self, module: nn.Module, op: str) -> list[RemovableHandle]:
-        """Handles of those of one module."""
+        """Adds the hooks of one module. Returns their handles."""
         calls: list[tuple[Any, int]] = []
 
         def enter(*_: object) -> None:
@@ -111,11 +111,12 @@ class _Calls:
 
         return [
             module.register_forward_pre_hook(enter),
-            module.register_forward_hook(leave, always_call=True),  # activation checkpointing breaks a forward off by an exception
+            module.register_forward_hook(leave, always_call=True),  # activation checkpointing ends a forward early by an exception
         ]
 
     def _claim(self, found: object, first: int, name: str) -> None:
-        """Opens a range around each node behind a module's output that its call has made (numbers from `first`), and no module inside of it."""
+        """Puts a range around each autograd node that a module's call has made (sequence numbers from `first`), except those that a module
+        inside it has claimed. `found`: the module's output."""
         left: list[Any] = [one.grad_fn for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
         seen = set[Any]()
         while left:
@@ -144,7 +145,7 @@ class _Calls:
 
 
 def _next_node() -> int:
-    """The number that the next node of this thread's graph gets."""
+    """The sequence number that the next autograd node of this thread gets."""
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 

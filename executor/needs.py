@@ -18,7 +18,7 @@ def needs_torch(what: str) -> None:
 
 
 def unusable() -> str:
-    """Why torch cannot compute on the GPUs that are here, in its own words; "" where it can. Opens no context."""
+    """Why torch cannot compute on this machine's GPUs, in torch's own words; "" if it can. Opens no CUDA context."""
     import torch
 
     with warnings.catch_warnings(record=True) as told:

@@ -1,4 +1,4 @@
-"""Stock runs of whole periods of what does not happen in each step: checkpoints, logs, averages of parameters."""
+"""Stock runs over whole periods, for work that is not done in every step: checkpoints, logs, averages of parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sim.plan import Plan
 
 
 def trained(plan: Plan, folder: Path, steps: int, every: int) -> tuple[StockResult, list[float]]:
-    """A stock run of whole periods of `every` steps, and its step times, each the mean over one period."""
+    """A stock run of at least `steps` steps, in whole periods of `every` steps, and the mean step time of each period in seconds."""
     whole = -(-steps // every) * every
     stock = run_stock(plan, folder, whole, warmup=-(-WARMUP // every) * every, profile=-(-PROFILED // every) * every)
     return stock, means(stock.step_times, every)

@@ -1,8 +1,8 @@
 """Plays a program on real devices: the second interpreter.
 
 The host thread goes through its ops in order. On a CPU, compute runs inline and communication on gloo beside it
-(`executor.players.lanes`); on CUDA, lanes are streams (`executor.players.streams`). Host ops are spun for their calibrated seconds, loader
-threads are processes. Every op of one pass gives one span with the id that the prediction has.
+(`executor.players.lanes`); on CUDA, lanes are streams (`executor.players.streams`). For a host op the thread spins for the op's calibrated
+seconds; loader threads are processes. Every op of one pass gives one span, with the same id as in the prediction.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from executor.players.feeder import Crossing
 
 FILE = 8 << 20
-"""Bytes of the file that disk reads go through, again and again."""
+"""Bytes of the file that disk reads read from, again and again."""
 WATCHED = 4
-"""Passes on CUDA, after those whose steps are timed, that have events around every op: spans come from one of them. The first of a rank alone
-tells how long ops are where none waits for the host, and takes longest."""
+"""Passes on CUDA with events around every op, after the passes whose steps are timed; the spans come from one of them. Without other ranks,
+the first of them measures ops that do not wait for the host, and takes longest."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What every rank is told."""
+    """What every rank is told. `turns`: passes through the program, `file`: path of the file that disk reads use."""
 
     program: str
     """Where the program lies (gzipped JSON)."""
@@ -44,22 +44,22 @@ class Request(msgspec.Struct, frozen=True):
     turns: int
     file: str
     plain: int = 0
-    """Passes after the first whose steps are timed and whose ops are not; 0: in each pass both are."""
+    """Passes after the first one in which steps are timed but ops are not; 0: in every pass both are timed."""
 
 
 class RankResult(msgspec.Struct):
-    """What one rank saw: step times, and the spans of the pass that took the median time."""
+    """What one rank measured: step times in seconds, and the spans of the pass with the median time."""
 
     step_times: list[float]
     spans: list[Span]
     backend: str
     ends: list[list[float]] = []
-    """Of ranks that do not wait for each other, by pass: when each step had ended, in seconds from the pass's begin."""
+    """For ranks that do not wait for each other: by pass, when each step ended, in seconds from the begin of the pass. Else empty."""
 
 
 class PlayResult(msgspec.Struct, kw_only=True):
-    """A played run: seconds of each step on rank 0 (warm-up, first passes and, on CUDA, watched ones left out), and one pass as a trace. Of
-    ranks that do not wait for each other: the seconds in which all together make one for each, pass by pass."""
+    """A played run: seconds of each step on rank 0 (without warm-up, first passes and, on CUDA, watched passes), and one pass as a trace.
+    If ranks do not wait for each other, `step_times` has for each pass the seconds in which they make one step each."""
 
     step_times: list[float]
     trace: Trace
@@ -69,8 +69,9 @@ class PlayResult(msgspec.Struct, kw_only=True):
 def run_play(program: Program, host_seconds: dict[str, float], folder: str | Path, steps: int = 30, *, stall: float = STALL) -> PlayResult:
     """Plays `program` until `steps` of its later steps are timed (one pass through it holds `program.steps`).
 
-    `host_seconds`: of host ops by op id, on a GPU of launches too; one that is not named takes what its works state. Raises `BadInput` for a
-    program that breaks a law (`sim.lower.checks.verify`) or that this machine cannot hold, `RunFailed` when a rank dies or hangs.
+    `host_seconds`: op id -> seconds of a host op, and on a GPU also of a launch; an op without an entry takes what its works state. Raises
+    `BadInput` for a program that `sim.lower.checks.verify` rejects or that does not fit on this machine, `RunFailed` if a rank dies or
+    hangs.
     """
     refuse_servers(program)
     verify(program)
@@ -103,7 +104,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def refuse_servers(program: Program) -> None:
-    """Raises `Refused` for a parameter server beside GPUs: what its threads exchange would lie on the device here."""
+    """Raises `Refused` for a program with a parameter server on GPUs: here the data that its threads exchange would be on the device."""
     if program.device == "cuda" and _served(program):
         raise Refused(
             'the program has a parameter server, which is predicted but not played on GPUs. Use update.mode = "sync" or "local", '
@@ -112,7 +113,7 @@ def refuse_servers(program: Program) -> None:
 
 
 def _served(program: Program) -> bool:
-    """Do ranks update through a parameter server, none waiting for the others?"""
+    """True if ranks update through a parameter server, so that none waits for the others."""
     return any(name.startswith(SERVER) for role in program.roles.values() for name in role.threads)
 
 
@@ -141,7 +142,7 @@ def play(world: World, request: Request) -> RankResult:
     served, apart = _served(program), list[list[float]]()
     for turn in range(request.turns):
         world.beat.phase(f"turn {turn}")
-        if served:  # each pass is what was simulated: all begin it together, and then nobody waits
+        if served:  # as in the simulation, all ranks begin a pass together, and then none waits
             world.barrier()
         marks, ends = player.run(host, turn, watched=not request.plain or turn > request.plain)
         passes.append(marks)
@@ -161,7 +162,7 @@ def play(world: World, request: Request) -> RankResult:
 
 
 def _agreed(world: World, turn: int) -> int:
-    """Rank 0's choice: all ranks show the same pass."""
+    """Rank 0's `turn`, on all ranks: all show the same pass."""
     import torch
     import torch.distributed as dist
 
@@ -183,7 +184,8 @@ def make_player(world: World, program: Program, crossing: Crossing, seconds: Cal
 
 
 def _step_times(ends: list[tuple[int, float]]) -> list[float]:
-    """Steps of a pass but the first: that one fills the input path and (DDP) has other buckets. A one-step pass counts whole."""
+    """Seconds of a pass's steps without the first one, which fills the input path and, with DDP, has other buckets. If a pass has only one
+    step, that counts."""
     times = [at for _, at in ends]
     return [after - before for before, after in pairwise(times[1:] if len(times) > 2 else times)]
 

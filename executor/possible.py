@@ -1,4 +1,4 @@
-"""What of a plan cannot run on this machine, said before it is probed for a minute."""
+"""Refuses plans that cannot run on this machine, before a minute is spent on probing it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from topologies.errors import NoRoom, Refused
 
 
 def check_runs(setting: Setting, stock: bool, play: bool) -> None:
-    """Raises `Refused` where PyTorch's own machinery (`stock`) or the player (`play`) does not do the plan, or no program is made of it (the
-    former would train another: Muon without matrices is AdamW), `NoRoom` where all ranks together need more memory than a CPU host has: it
-    would swap, or the system would end something. A GPU says by itself that it is full."""
+    """Raises `Refused` if PyTorch's own machinery (`stock`) or the player (`play`) cannot run the plan, or if it cannot be lowered to a
+    program (PyTorch would then train something else: Muon without matrices is AdamW). Raises `NoRoom` if all ranks together need more
+    memory than a CPU host has, which would swap or kill a process; a GPU reports by itself that it is full."""
     check_quiet(setting.plan)
-    program = program_for(setting, 1)  # first: what it refuses is done by neither
+    program = program_for(setting, 1)  # first, as neither runs what it refuses
     if stock:
         check_stock(setting.plan, model_of(setting.plan))
     if play:
@@ -26,7 +26,8 @@ def check_runs(setting: Setting, stock: bool, play: bool) -> None:
 
 
 def without_stock(setting: Setting) -> str:
-    """Why a twin of the plan is played alone, "" where PyTorch's own machinery trains it too. Raises as `check_runs` where it cannot be played."""
+    """Why a twin of the plan is only played; "" if PyTorch's own machinery can train it too. Raises as `check_runs` if it cannot be
+    played."""
     check_runs(setting, stock=False, play=True)
     try:
         check_stock(setting.plan, model_of(setting.plan))

@@ -1,7 +1,8 @@
 """Real training of a plan with PyTorch's own machinery: what users run, timed and profiled.
 
-Real autograd, real optimizers, a real DataLoader over files that are written first, DistributedDataParallel (or FSDP2,
-DTensor, pipelining: `executor.training.parallelize`), logging by `.item()`, checkpoints under a temporary name, then renamed.
+It uses real autograd and optimizers, a real DataLoader over files that are written first, DistributedDataParallel (or FSDP2,
+DTensor, pipelining: `executor.training.parallelize`), logging by `.item()`, and checkpoints that are written under a temporary name, then
+renamed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class RankResult(msgspec.Struct):
-    """What one rank saw."""
+    """What one rank measured: seconds, losses of all steps, bytes of DDP's buckets, peak bytes of memory."""
 
     step_times: list[float]
     losses: list[float]
@@ -64,16 +65,16 @@ class StockResult(msgspec.Struct, kw_only=True):
     losses: list[float]
     trace: Trace
     first_buckets: list[int]
-    """DDP's buckets of the first step, in bytes, in the order of their use; empty without DDP."""
+    """Bytes of DDP's buckets in the first step, in the order of their use; empty without DDP."""
     buckets: list[int]
-    """After DDP has rebuilt them."""
+    """Bytes of the buckets after DDP has rebuilt them."""
     by_rank: list[list[float]]
     memory: int = 0
     """Largest peak of device memory over ranks, in bytes (resident memory on a CPU)."""
 
     @property
     def warning(self) -> str:
-        """A sentence where the loss is not finite from some step on (all of a model in fp16 comes to that); "" where it is."""
+        """A sentence if the loss stops being finite at some step (as it does for a model that is all in fp16); else ""."""
         lost = next((step for step, loss in enumerate(self.losses) if not math.isfinite(loss)), None)
         if lost is None:
             return ""
@@ -91,7 +92,7 @@ def run_stock(
 ) -> StockResult:
     """Trains `plan` for `warmup + steps + profile` optimizer steps on this machine's devices.
 
-    Raises `Refused` for plans that the stock path does not do, `RunFailed` when a rank dies or hangs; step times until
+    Raises `Refused` for plans that the stock path cannot run, `RunFailed` if a rank dies or hangs; step times until
     then stay in `folder` (`executor.ranks.launch.partial_steps`).
     """
     check_stock(check(plan), model_of(plan))
@@ -115,7 +116,7 @@ def run_stock(
 
 
 def train(world: World, request: Request) -> RankResult:
-    """One rank: build, warm up, time, profile."""
+    """One rank: builds the model, warms up, times steps, and profiles some."""
     from executor.players.events import wake
     from executor.profiles.collect import named_parts, profiled, spans_of
     from executor.profiles.event import Event
@@ -131,11 +132,11 @@ def train(world: World, request: Request) -> RankResult:
     for step in range(request.warmup):
         world.beat.phase(f"warm-up step {step}")
         trainer.step(batches, step)
-    world.touch_memory()  # now it is known how much a step takes
+    world.touch_memory()  # again, as the process now knows how much memory a step takes
     times = _timed(world, trainer, batches, request)
     events: list[Event] = []
     if request.profile:
-        world.touch_memory()  # for what the profiler writes down
+        world.touch_memory()  # for the profiler's records
         world.barrier()
         with named_parts(trainer.inner), profiled(world.kind == "cuda", events):
             for step in range(request.warmup + request.steps, request.warmup + request.steps + request.profile):
@@ -148,7 +149,7 @@ def train(world: World, request: Request) -> RankResult:
 
 
 def comm_class(plan: Plan) -> str:
-    """What the collectives of this plan are for, in the words of the prediction; several kinds at once are just `comm`."""
+    """The class of this plan's collectives, named as in the prediction; `comm` if there are several kinds or none."""
     p = plan.parallel
     kinds = [name for name, size in (("comm.tp", p.tp), ("comm.pp", p.pp), ("comm.cp", p.cp), ("comm.ep", p.ep)) if size > 1]
     if plan.data_ranks > 1:
@@ -157,7 +158,8 @@ def comm_class(plan: Plan) -> str:
 
 
 def _timed(world: World, trainer: Trainer, batches: Iterator[Pair], request: Request) -> list[float]:
-    """Seconds of each step, end to end. On CUDA by events, so that timing adds no synchronisation."""
+    """Seconds of each step, from the end of one to the end of the next. On CUDA measured by events, so that timing adds no
+    synchronisation."""
     if world.kind == "cuda":
         return _timed_cuda(world, trainer, batches, request)
     times = []
@@ -190,7 +192,7 @@ def _timed_cuda(world: World, trainer: Trainer, batches: Iterator[Pair], request
         world.beat.phase(f"step {request.warmup + i}")
         trainer.step(batches, request.warmup + i)
         marks[i + 1].record()
-        read(i + 1)  # what the device is through with stays, whatever comes
+        read(i + 1)  # steps that the device has finished are kept, whatever happens later
     world.synchronize()
     read(request.steps)
     return times

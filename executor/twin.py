@@ -1,6 +1,6 @@
 """The twin: one plan predicted, played and trained on this machine, and compared.
 
-A calibration is made when there is none that fits (of another device, another number of ranks, other versions, older than a week).
+A new calibration is made if there is none, or if it is of another device, another number of ranks or other versions, or older than a week.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from topologies.load import Topology
 Say = Callable[[str], None]
 _FRESH = timedelta(days=7)
 _GOOD = 0.2
-"""Above this error of the step the report says which class is off."""
+"""If the step's error is above this share, the report says which class of op is off."""
 
 
 class Twin(Tabular, msgspec.Struct, kw_only=True):
@@ -52,7 +52,7 @@ class Twin(Tabular, msgspec.Struct, kw_only=True):
     traces: list[Trace]
     comparisons: dict[str, Comparison]
     times: dict[str, list[float]]
-    """Every measured step, in seconds, by run."""
+    """Run ("stock", "played") -> seconds of every measured step."""
     notes: list[str]
     calibration: str
 
@@ -74,7 +74,8 @@ class Twin(Tabular, msgspec.Struct, kw_only=True):
 
 
 def calibrated(ranks: int, path: Path, say: Say, machine: Topology, quick: bool = False) -> Calibration:
-    """The calibration at `path`, or a new one (`quick`: a short one) when that does not fit this run on `machine`, which is this one."""
+    """The calibration at `path`; a new one (`quick`: a short one) if that does not fit a run of `ranks` ranks on `machine`, which is this
+    machine."""
     if path.is_file():
         try:
             found = calibration_on(path, machine)
@@ -103,7 +104,7 @@ def calibrated(ranks: int, path: Path, say: Say, machine: Topology, quick: bool 
 
 
 def _whole(found: Calibration, path: Path, say: Say) -> Calibration:
-    """With what it lacks, where that is worth another try."""
+    """The calibration, with the tables that it lacks probed again."""
     if found.lacking:
         say(f"calibration {path} lacks {', '.join(found.lacking)} ({found.missing}); probing these again")
         found = completed(found, path)
@@ -111,7 +112,7 @@ def _whole(found: Calibration, path: Path, say: Say) -> Calibration:
 
 
 def _stale(found: Calibration) -> str:
-    """Why the calibration says nothing of what runs here now; "" where it does."""
+    """Why the calibration is not valid for what runs here now; "" if it is."""
     now = {"torch": torch_version()} | ({"driver": driver()} if found.device == "cuda" else {})
     other = [
         f"{what} {found.versions.get(what) or 'unknown'}, here is {here}"
@@ -132,19 +133,20 @@ def _age(found: Calibration) -> timedelta:
 
 
 def torch_version() -> str:
-    """What plays and trains here."""
+    """The version of torch that plays and trains here."""
     import torch
 
     return str(torch.__version__)
 
 
 def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None = None, say: Say = print) -> Twin:
-    """Probes if needed, predicts, plays, trains and compares `plan` on this machine; what PyTorch's own machinery does not do is played alone."""
+    """Probes if needed, then predicts, plays, trains and compares `plan` on this machine. A plan that PyTorch's own machinery cannot run is
+    only played."""
     check_whole("steps", steps, "timed steps")
     path = calibration or folder.parent / f"calibration-{plan.world}.toml"
     setting = bind(plan, machines())
     left_out = without_stock(setting)
-    every = plan.period if plan.period <= steps else 1  # what happens more seldom is in neither's median step
+    every = plan.period if plan.period <= steps else 1  # rarer work is in neither median step
     with alone_among(folder):
         calibrated(plan.world, path, say, setting.topology)
         predicted = predict_setting(setting, calibration=path, steps=max(STEPS, 1 + min(every, plan.averages_every)), fold=False)
@@ -173,8 +175,8 @@ def twin(plan: Plan, folder: Path, *, steps: int = 30, calibration: Path | None 
 
 
 def _beside_stock(predicted: Prediction, stock: Trace, times: list[float], every: int) -> Comparison:
-    """The mean step of a period of `every` steps. A predicted trace is of steps that save nothing, unless all do: what a period's output takes is in
-    the prediction's figures."""
+    """Compares the mean step over a period of `every` steps. The steps of a predicted trace save nothing, unless all steps do: the time of
+    output comes from the prediction's figures."""
     assert predicted.trace is not None
     plan = predicted.plan
     found = align_by_class(predicted.trace, stock, times, min(every, plan.averages_every))
@@ -186,8 +188,8 @@ def _beside_stock(predicted: Prediction, stock: Trace, times: list[float], every
 
 
 def run_program(program: Program, setting: Setting, calibration: Path | None, folder: Path, steps: int) -> PlayResult:
-    """A run of the program, whose host ops last as long as they are predicted to: the player spins for so long. Of what is launched on a GPU that is
-    the host's share."""
+    """Plays the program; the player spins for the predicted seconds of each host op, and on a GPU for the predicted host time of each
+    launch."""
     pricer, found = pricer_for(setting, calibration), dict[str, float]()
     for op in (op for ops in program.segments.values() for op in ops):
         if op.kind == "host" or (program.device == "cuda" and op.lane != HOST):
@@ -211,8 +213,8 @@ def _notes(found: dict[str, Comparison], runs: Mapping[str, StockResult | PlayRe
 
 
 def _cause(one: Comparison, recorded: float) -> str:
-    """Where most of the error is: in a class of op, or in no op, if the step that was recorded op by op (`recorded` seconds) took as long as predicted
-    and those that were timed did not."""
+    """In words, where most of the error is: in a class of op, or in none, if the step that was recorded op by op (`recorded` seconds) took
+    as long as predicted and the timed steps did not."""
     (cls, seconds), timed = guilty(one), one.measured_step.median
     error = one.predicted_step - timed
     if (recorded - timed) / error > max(0.5, seconds / error):
@@ -226,7 +228,7 @@ def _cause(one: Comparison, recorded: float) -> str:
 
 
 def _buckets(program: Program, stock: StockResult) -> list[str]:
-    """Whether DDP's buckets are the program's, in the first step and later."""
+    """Notes where DDP's buckets differ from the program's, in the first step or in later ones."""
     notes = []
     for name, real, first in (("first step", stock.first_buckets, True), ("later steps", stock.buckets, False)):
         ours = bucket_bytes(program, 0 if first else program.steps - 1)
@@ -245,8 +247,8 @@ def bucket_bytes(program: Program, step: int) -> list[int]:
 
 
 def machines() -> str:
-    """The machine that this run is on: this one, or of several hosts like it as many ranks of each as a launcher started there. Raises `BadInput`
-    where each rank sees no GPU but its own: nobody then sees what joins them."""
+    """Name of the machine of this run: this one or, if a launcher started ranks on several hosts, so many like it with the ranks of each.
+    Raises `BadInput` if each rank sees only its own GPU: then it is unknown how the GPUs are linked."""
     at = place()
     if at is None:
         return "this-machine"
@@ -259,8 +261,9 @@ def machines() -> str:
 
 
 def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -> dict[str, Any]:
-    """`steptwin run`: one kind of run alone, as plain values. The folder has all that `compare` and a rerun need. At least `steps` are timed: "play"
-    ends with a whole pass through its program, which has as many steps as the prediction needed to settle (5 of a pass for 3 that are asked for)."""
+    """`steptwin run`: one kind of run alone, as plain values. The folder has all that `compare` and a rerun need. At least `steps` steps
+    are timed: "play" ends with a whole pass through its program, which has as many steps as the prediction needed to settle (5 in a pass,
+    where 3 are asked for)."""
     check_whole("steps", steps, "timed steps")
     if how not in ("stock", "play"):
         raise BadInput(f"--how {how}: allowed are stock (PyTorch's own machinery) and play (the predicted program)")
@@ -292,7 +295,8 @@ def run_plan(plan: Plan, folder: Path, how: str, steps: int, say: Say = print) -
 def keep_run(
     folder: Path, plan: Plan, program: Program | None, found: dict[str, Any], trace: Trace, calibration: Path | None = None
 ) -> None:
-    """Plan, machine, the calibration that the program's host ops last by, program, environment, summary and trace of a run, whole each."""
+    """Writes a run's plan, machine, program, environment, summary, trace and, if given, the calibration that its host ops' seconds come
+    from; each file whole or not at all."""
     from sim.files.chrome import write_run
     from sim.files.inputs import forget_other_plan, write_inputs
     from sim.files.nccl import wires_of
