@@ -1,1 +1,1 @@
-"""A torch profile in the simulator's words: events, classes of ops, host threads, what runs beside them."""
+"""Reads a torch profile with the simulator's names: events, classes of ops, host threads, and what runs beside them."""

@@ -1,4 +1,4 @@
-"""What runs beside the host thread of a profiled rank: kernels and copies on streams, gloo's collectives on threads of their own."""
+"""What runs beside the host thread of a profiled rank: kernels and copies on streams, gloo's collectives on gloo's threads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _MESSAGES = {"gloo:send": "send", "gloo:recv": "recv"}
 
 
 def messages(events: list[Event], rank: int, main: int, host: HostThreads, comm: str) -> list[Span]:
-    """gloo's collectives, which run on threads of their own, and messages, which the thread that waits for them begins. Of device tensors each
-    collective begins with a wait for the copy to the host, a span of its own (AsyncAllreduceCUDAWork in torch's ProcessGroupGloo.cpp): what is
-    left begins where that has come."""
+    """Spans of gloo's collectives, which run on gloo's threads, and of messages, which start in the thread that waits for them. A
+    collective of device tensors first waits for the copy to the host, which is a span of its own (AsyncAllreduceCUDAWork in torch's
+    ProcessGroupGloo.cpp): its span starts at the end of that copy."""
     ran = sorted((e for e in events if e.name.startswith("gloo:")), key=lambda e: e.ts)
     calls = [e for e in ran if e.name not in _MESSAGES and e.tid != main]
     come = _come(events, host)
     begins = [e.ts for e in calls]
-    if len(come) == len(calls):  # gloo takes them in the order of issue
+    if len(come) == len(calls):  # gloo runs them in the order of issue
         begins = [min(e.end, max(e.ts, at)) for e, at in zip(calls, come, strict=True)]
     found = []
     for e, begin in [*zip(calls, begins, strict=True), *((e, e.ts) for e in ran if e.name in _MESSAGES)]:
@@ -30,7 +30,7 @@ def messages(events: list[Event], rank: int, main: int, host: HostThreads, comm:
 
 
 def _come(events: list[Event], host: HostThreads) -> list[float]:
-    """When gradients had been copied to the host, in the order in which these copies were launched."""
+    """The ends of gradients' copies to the host in microseconds, in the order in which these copies were launched."""
     launches = _launches(events)
     copies = [
         (launch, e) for e in events if e.cat == "gpu_memcpy" and "DtoH" in e.name and (launch := launches.get(e.args.get("correlation")))
@@ -44,7 +44,7 @@ def _launches(events: list[Event]) -> dict[object, Event]:
 
 
 def kernels(events: list[Event], rank: int, host: HostThreads, comm: str) -> list[Span]:
-    """Device kernels and copies, each under the part that launched it. Threads beside the host's that launch are gloo's."""
+    """Spans of device kernels and copies, each in the part that launched it. Launches from threads other than the host's are gloo's."""
     launches, found, gloo = _launches(events), [], any(e.name.startswith("gloo:") for e in events)
     for e in events:
         if e.cat not in ("kernel", "gpu_memcpy", "gpu_memset"):

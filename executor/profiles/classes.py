@@ -1,4 +1,4 @@
-"""Classes of what a profile shows, as the simulator names them: by the part of the model, else by the op's or the kernel's name."""
+"""The simulator's classes of what a profile shows: by the part of the model, else by the name of the op or kernel."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _BY_PART |= {
     "rope": "elementwise",
 }
 _WHOLE = (("norm", re.compile(r"bn\d*")), ("conv", re.compile("patches")), ("embedding", re.compile("masked")))
-"""Parts whose ops are of one class whatever they are: ReLU and the residual's add belong to a batch norm."""
+"""Parts whose ops all have one class: ReLU and the residual's add in a batch norm's part count as norm."""
 
 _EXPERTS = tuple(f".moe.{name}" for name in ("router", "permute", "up", "down", "unpermute"))
-"""Parts of routed experts: scores, sorting and products are one class."""
+"""Parts of routed experts: scores, sorting and GEMMs have one class."""
 
 
 def classify(op: str, part: str) -> str:
-    """Class of an ATen op: by its part where that says it, else by its name."""
+    """Class of an ATen op: by its part if that has only one class, else by its name, else by its part's usual class."""
     last = part.rpartition(".")[2]
     if part.endswith(_EXPERTS):
         return "moe"
@@ -61,24 +61,26 @@ def classify(op: str, part: str) -> str:
 
 
 GRADIENTS = "grad.copy"
-"""Class of what lies between autograd and communication."""
+"""Class of copies and sums between autograd and communication."""
 _FSDP = ("aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::_foreach_copy_")
-"""What FSDP2 copies a unit's parameters and gradients with, into what is sent and out of what came (_fsdp_collectives.py)."""
+"""Ops with which FSDP2 copies a unit's parameters and gradients into send buffers and out of receive buffers (_fsdp_collectives.py)."""
 
 
 def moves_gradients(engine: Event | None, part: str, op: str) -> bool:
-    """Ops between autograd and communication: copies of DDP's buckets and FSDP2's units, sums over micro-batches."""
+    """True for ops between autograd and communication: copies of DDP's buckets and FSDP2's units, sums over micro-batches. `engine`: the
+    autograd node that runs the op; None in forward."""
     if op in _FSDP:
         return True
-    if engine is not None:  # the second: of FSDP2, behind a unit's last gradient
+    if engine is not None:  # the second is FSDP2's, after a unit's last gradient
         return "AccumulateGrad" in engine.name or "RegisterPostBackward" in engine.name
     return not part and op in ("aten::copy_", "aten::mul_", "aten::div_", "aten::mul", "aten::div")
 
 
 def kernel_kind(e: Event, part: str, cls: str, comm: str, gloo: bool) -> tuple[str, str]:
-    """(kind, class) of what ran on the device. Copies inside the device are kernels like others; those to the host and back are of a batch, of output,
-    or of gradients that gloo sums on the host (ProcessGroupGloo's collectives of device tensors). Without `gloo`, what FSDP2's copying kernels read
-    their addresses from (pack_vecs, aten/src/ATen/native/cuda/TensorShape.cu) is a part of them."""
+    """(kind, class) of what ran on the device. Copies within the device count as kernels. Copies to the host and back are those of a batch,
+    of output, or of gradients that gloo sums on the host (ProcessGroupGloo's collectives of device tensors). Without `gloo`, copies among
+    gradients are the addresses that FSDP2's copying kernels read (pack_vecs, aten/src/ATen/native/cuda/TensorShape.cu), and count to these
+    kernels."""
     if "nccl" in e.name.lower():
         return "collective", comm
     if cls == GRADIENTS and e.cat == "gpu_memcpy" and ("HtoD" in e.name or "DtoH" in e.name):

@@ -1,8 +1,8 @@
-"""A torch profile as spans: what the stock run really did, in the simulator's words.
+"""A torch profile as spans: what the stock run really did, with the simulator's names.
 
-The profile's Chrome JSON is read (a public format). A span is an outermost ATen op on the host thread, a device kernel, or
-a collective on its own thread. Its part comes from the range that a forward hook opened (`part:L0.attn.qkv`); backward ops
-find theirs by the autograd sequence number that they share with the forward op.
+The profile is read from its Chrome JSON (a public format). A span is an outermost ATen op on the host thread, a device kernel, or
+a collective on its own thread. A forward op's part comes from the range that a hook opened (`part:L0.attn.qkv`); a backward op
+gets the part of the forward op with the same autograd sequence number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from executor.training.models.names import part_name, parts_of
 from sim.trace import Span
 
 _DAY = 86_400 * 10**9
-"""Nanoseconds."""
+"""A day in nanoseconds."""
 
 
 @contextmanager
@@ -46,10 +46,10 @@ def named_parts(model: nn.Module) -> Iterator[None]:
         open_ranges.pop().__exit__(None, None, None)
 
     for block_name, child in model.named_children():
-        block = getattr(child, "_checkpoint_wrapped_module", child)  # of a layer that is run again in backward
-        # What a block does outside its submodules (residual adds) is the block's own part.
+        block = getattr(child, "_checkpoint_wrapped_module", child)  # the layer inside the wrapper of activation checkpointing
+        # What a block does outside its submodules (residual adds) is a part of its own, `residual`.
         for name, module in [(f"{block_name}.residual", block), *((part_name(f"{block_name}.{n}"), m) for n, m in parts_of(block))]:
-            # Run again, a layer ends with an exception as soon as all that backward lacks is there.
+            # A recomputed layer ends with an exception as soon as it has all that backward needs.
             handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave, always_call=True)]
     try:
         yield
@@ -68,22 +68,23 @@ def profiled(cuda: bool, into: list[Event]) -> Iterator[None]:
         path = Path(place) / "trace.json"
         session.export_chrome_trace(str(path))
         raw = json.loads(path.read_bytes())
-    # Short of whole days, which are the same for all ranks: microseconds since 1970 are told to a quarter of one, and small kernels last two.
+    # Without whole days, which are the same for all ranks: as a float, microseconds since 1970 are exact to 1/4 only, and small kernels
+    # last two.
     base = float(int(raw.get("baseTimeNanoseconds", 0)) % _DAY) / 1e3
     complete = (e for e in raw["traceEvents"] if e.get("ph") == "X" and isinstance(e.get("tid"), int))
     into += [Event(e["name"], e.get("cat", ""), base + float(e["ts"]), float(e["dur"]), e["tid"], e.get("args", {})) for e in complete]
 
 
 def spans_of(events: list[Event], rank: int, comm: str = "comm", cuda: bool = False) -> list[Span]:
-    """Spans of one rank, seconds of the profiler's clock (the caller shifts all ranks together). `comm`: class of its collectives; `cuda`: it
-    launches, whether or not the profiler saw a kernel."""
-    # A device's copy of a range, a step's or gloo's: it begins later than the launches that belong to it, and is no other.
+    """Spans of one rank, in seconds of the profiler's clock (the caller shifts all ranks together). `comm`: class of its collectives;
+    `cuda`: the rank computes on a GPU, even if the profiler saw no kernel."""
+    # The device's copy of a range (a step's or gloo's) begins later than the launches in it, and is not another range.
     events = [e for e in events if e.cat != "gpu_user_annotation"]
     steps = sorted((e for e in events if e.name.startswith("step:")), key=lambda e: e.ts)
     if not steps:
         return []
     main, device = steps[0].tid, cuda or any(e.cat == "kernel" for e in events)
-    # Backward of device tensors is run by autograd's own thread of that device, not by the one that called backward.
+    # Backward of device tensors runs on autograd's thread of that device, not on the thread that called backward.
     engines = {e.tid for e in events if e.cat == "cpu_op" and e.name.startswith("autograd::engine") and e.tid != main} if device else set()
     host = HostThreads(rank, steps, [e for e in events if e.cat in ("cpu_op", "user_annotation")], (main, *sorted(engines)), device)
     spans = host.spans()

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Event(msgspec.Struct):
-    """One complete event of the profile; microseconds."""
+    """One complete event of the profile; `ts` (its start) and `dur` are in microseconds."""
 
     name: str
     cat: str
@@ -19,5 +19,5 @@ class Event(msgspec.Struct):
 
     @property
     def end(self) -> float:
-        """Microseconds."""
+        """When it ends, in microseconds."""
         return self.ts + self.dur

@@ -1,4 +1,4 @@
-"""One aten call as a `Work`: products, convolutions and fused attention by shape, all else by the bytes it moves."""
+"""An aten call as `Work`s: GEMMs, convolutions and fused attention by their shapes, all others by the bytes that they move."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SCATTERS = {
     "scatter_add": "scatter_add",
     "index_add": "scatter_add",
 }
-"""The first two sort their indices, the others add by atomic operations."""
+"""Ops that add rows into a table -> their kind of kernel: the first two sort their indices, the others add by atomic operations."""
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
@@ -59,7 +59,7 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
 
 
 def moved(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the elements that exist: broadcast dimensions (stride 0) count once."""
+    """Bytes of the elements in memory: broadcast dimensions (stride 0) count once."""
     total = 0
     for tensor in tensors:
         sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0]
@@ -68,23 +68,23 @@ def moved(tensors: Iterable[torch.Tensor]) -> int:
 
 
 _UNSEEN = ("linalg_", "_linalg", "cholesky", "_fft_", "_cdist", "_ctc_loss", "_cudnn_ctc", "grid_sampler")
-"""What begins so does more than it moves, by rules of its own."""
+"""Beginnings of the names of ops whose time is not that of the bytes they move."""
 
 
 def arithmetic_unseen(func: Any) -> str:
-    """The op's name where nothing tells its arithmetic: a custom kernel, a factorisation, a transform. "" for all others."""
+    """The op's name if its arithmetic is unknown here: a custom kernel, a factorisation, a transform. Else ""."""
     space, _, name = str(func._schema.name).partition("::")
     return f"{space}::{name}" if space != "aten" or name.startswith(_UNSEEN) else ""
 
 
 def is_loss(func: Any) -> bool:
-    """A loss by itself, or the logarithm of a softmax that one is made of."""
+    """True for a loss, and for the log_softmax that is part of one."""
     name = str(func._schema.name).partition("::")[2]
     return "loss" in name or name in ("_log_softmax", "binary_cross_entropy")
 
 
 def is_free(func: Any) -> bool:
-    """Views, and allocations without a kernel."""
+    """True for calls without a kernel: views and allocations."""
     space, _, name = str(func._schema.name).partition("::")
     if name in _SKIPPED or space in ("profiler", "prim"):
         return True
@@ -93,7 +93,7 @@ def is_free(func: Any) -> bool:
 
 
 def works_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, role: str) -> list[Work]:
-    """The kernels of one call. `role`: fwd, dgrad or wgrad, for products (a convolution's backward is both)."""
+    """The kernels of one call. `role`: fwd, dgrad or wgrad, for GEMMs (a convolution's backward is both of the latter)."""
     name = func._schema.name.split("::")[1]
     if name == "_trilinear":
         return [_trilinear(*args)]
@@ -121,7 +121,7 @@ def works_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
 
 
 def _rows(name: str, args: tuple[Any, ...]) -> int:
-    """Rows of a softmax, or of a norm over the last dimensions; 0 of all else."""
+    """Number of rows of a softmax, or of a norm over the last dimensions; 0 for all other ops."""
     what, at = _WHAT.get(name), 2 if "backward" in name else 1
     if what == "softmax":
         return int(args[0].numel()) // max(1, int(args[0].shape[args[at]])) if args[0].dim() else 1
@@ -129,7 +129,8 @@ def _rows(name: str, args: tuple[Any, ...]) -> int:
 
 
 def _norm_backward(args: tuple[Any, ...], out: Any, rows: int) -> list[Work]:
-    """The input's gradient; then those of the weights, whose column sums read gradient and input again (GammaBetaBackwardCUDAKernel)."""
+    """The kernel of the input's gradient, then that of the weights' gradients, whose column sums read the gradient and the input again
+    (GammaBetaBackwardCUDAKernel)."""
     dtype, ops = _dtype(args[1]), float(args[1].numel())
     found: list[Work] = []
     if out[0] is not None:
@@ -138,22 +139,23 @@ def _norm_backward(args: tuple[Any, ...], out: Any, rows: int) -> list[Work]:
 
 
 def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor], rows: int) -> list[Work]:
-    """Kernels whose time is their bytes. Most read all of their inputs; the others as torch's CUDA kernels do. `rows`: see `_rows`."""
+    """Memory-bound kernels. Most read all of their inputs; the exceptions below read and write what torch's CUDA kernels do. `rows`: see
+    `_rows`."""
     if not written and not inputs:
         return []
     dtype, plain = _dtype(written[0] if written else inputs[0]), name.rstrip("_")
     made, read = moved(written), moved(inputs)
     ops = float(sum(t.numel() for t in written[:1]))
-    if plain in _LOOKUPS:  # the rows that are asked for, not the table
+    if plain in _LOOKUPS:  # reads the rows that are looked up, not the table
         return [MemoryBound("embedding", made + _indices(inputs), made, dtype, ops)]
-    if plain in _SCATTERS:  # adds rows into a table: one of zeros, a copy, or in place the given one
+    if plain in _SCATTERS:  # adds rows into a table: into zeros, into a copy, or in place
         added = moved(inputs[-1:]) if plain != "embedding_dense_backward" else moved(inputs[:1])
         table: list[Work] = [MemoryBound("zero", 0, made, dtype)] if plain == "embedding_dense_backward" else []
         table = table or ([] if name.endswith("_") else [MemoryBound("copy", made, made, dtype)])
         return [*table, MemoryBound(_SCATTERS[plain], added + _indices(inputs), 2 * added, dtype, ops)]
     if plain in ("slice_backward", "select_backward"):
         return [MemoryBound("zero", 0, made, dtype), MemoryBound("copy", read, read, dtype)]
-    if plain == "nll_loss_forward":  # one score of each row
+    if plain == "nll_loss_forward":  # reads one score of each row
         each = _indices(inputs)
         return [MemoryBound("reduce", 2 * each, made, dtype, ops)]
     if plain == "nll_loss_backward":
@@ -162,11 +164,11 @@ def _by_bytes(name: str, inputs: list[torch.Tensor], written: list[torch.Tensor]
     if _WHAT.get(name) == "groupnorm" or plain in (
         "native_batch_norm",
         "native_batch_norm_backward",
-    ):  # statistics first, then the values again
+    ):  # reads the values for the statistics, and again to normalise
         read += moved(inputs[:2] if plain.endswith("backward") else inputs[:1])
-    if plain == "max_pool2d_with_indices_backward":  # places, not values
+    if plain == "max_pool2d_with_indices_backward":  # reads the indices, not the input
         read -= moved(inputs[1:2])
-    if name == "copy_":  # over what was there
+    if name == "copy_":  # does not read what it overwrites
         read -= moved(inputs[:1])
     what = _WHAT.get(name, "add" if len(inputs) > 1 else "copy")
     return [MemoryBound(what, 0 if what == "zero" else read, made, dtype, ops, 1, rows)]
@@ -187,8 +189,8 @@ def _product(args: tuple[Any, ...], role: str) -> Gemm:
 
 
 def _trilinear(a: Any, b: Any, c: Any, for_a: Any, for_b: Any, for_c: Any, summed: Any, unroll: int = 1) -> Gemm:
-    """The product of three tensors that torch.nn.Bilinear and its gradients are: for each slice of the unrolled dimension the first two are
-    multiplied, summing over one dimension, and the result meets the third (ATen, native/Linear.cpp)."""
+    """The product of three tensors of torch.nn.Bilinear and its gradients: for each slice of the unrolled dimension, the first two tensors
+    are multiplied and summed over one dimension, and the result is multiplied by the third (ATen, native/Linear.cpp)."""
     sizes = [1] * (a.dim() + len(for_a))
     for tensor, added in ((a, for_a), (b, for_b), (c, for_c)):
         own = iter(tensor.shape)
@@ -199,7 +201,8 @@ def _trilinear(a: Any, b: Any, c: Any, for_a: Any, for_b: Any, for_c: Any, summe
 
 
 def _square(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, groups: int, out: torch.Tensor, role: str) -> Conv | None:
-    """The convolution from `x` to `out` where its few numbers say all; None for 1-D, 3-D, dilated and uneven ones."""
+    """The convolution from `x` to `out` if a `Conv` can describe it; None for 1-D and 3-D ones, dilated ones, and those with different
+    strides or paddings in the two directions."""
     if x.dim() != 4 or len(set(stride)) > 1 or len(set(padding)) > 1:
         return None
     b, c, h, w = x.shape
@@ -208,15 +211,15 @@ def _square(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, gr
 
 
 def _convolution(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, groups: int, out: torch.Tensor, role: str) -> Work:
-    """A `Conv`, or else the product that it is."""
+    """A `Conv`, or the GEMM of the same arithmetic where a `Conv` cannot describe it."""
     rows = out.numel() // out.shape[1]
     product = Gemm(rows, weight.shape[0] // groups, math.prod(weight.shape[1:]), _dtype(x), groups, role)
     return _square(x, weight, stride, padding, groups, out, role) or product
 
 
 def _transposed(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, groups: int, out: torch.Tensor, role: str) -> Work:
-    """A transposed convolution from `x` to `out` is the gradient of the convolution from `out` to `x`, and that gradient is this
-    convolution (torch.nn.ConvTranspose2d); its weight's is the same product."""
+    """A transposed convolution from `x` to `out` is the input gradient of the convolution from `out` to `x`, and its own input gradient is
+    that convolution (torch.nn.ConvTranspose2d); the weight's gradient is the same GEMM."""
     swapped = {"fwd": "dgrad", "dgrad": "fwd"}.get(role, role)
     rows = x.numel() // x.shape[1]
     product = Gemm(rows, math.prod(weight.shape[1:]), weight.shape[0] // groups, _dtype(x), groups, role)
@@ -224,7 +227,8 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any
 
 
 def _recurrent(args: tuple[Any, ...], backward: bool) -> list[Work]:
-    """One layer in one direction, as a library runs it (cuDNN, oneDNN): the same kernels as the described LSTM, with its own number of gates."""
+    """One recurrent layer in one direction as a library runs it (cuDNN, oneDNN): the kernels of `sim.model.language.lstm`, with this
+    layer's number of gates."""
     steps, batch, k = args[0].shape
     rows, h = args[2].shape  # recurrent weights: gates x h by h
     forward, back, wgrad = layer_works(batch, steps, k, h, _dtype(args[0]), args[0].element_size(), gates=rows // h)
@@ -232,7 +236,7 @@ def _recurrent(args: tuple[Any, ...], backward: bool) -> list[Work]:
 
 
 def kept_inside(func: Any, args: tuple[Any, ...]) -> int:
-    """Bytes that a recurrent call keeps for backward in a workspace which fake tensors show empty (`lstm.KEPT`)."""
+    """Bytes that a recurrent call keeps for backward in a workspace, which is empty under fake tensors (`lstm.KEPT`); 0 for other calls."""
     if not func._schema.name.endswith("mkldnn_rnn_layer"):
         return 0
     steps, batch, _ = args[0].shape
@@ -241,7 +245,8 @@ def kept_inside(func: Any, args: tuple[Any, ...]) -> int:
 
 
 def _grouped(args: tuple[Any, ...], role: str) -> Work:
-    """Rows of all experts in one kernel: (rows, k) x (experts, k, n); the weights' gradient is (k, rows) x (rows, n) by groups."""
+    """A grouped GEMM over the rows of all experts: (rows, k) x (experts, k, n); the weights' gradient is (k, rows) x (rows, n) for each
+    group."""
     a, b, offsets = args[0], args[1], args[2]
     groups = int(offsets.shape[0])
     if a.dim() == 2 and b.dim() == 2:
@@ -250,7 +255,7 @@ def _grouped(args: tuple[Any, ...], role: str) -> Work:
 
 
 def _attention(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention:
-    """Fused attention; q, k, v are (batch, heads, sequence, size). Backward's first argument is the gradient."""
+    """Fused attention; q, k, v are (batch, heads, sequence, head size). In backward they follow the gradient."""
     backward = "backward" in name
     q, k, v = args[1:4] if backward else args[:3]
     causal = next((value for value in (*args, *kwargs.values()) if isinstance(value, bool)), False)

@@ -1,4 +1,4 @@
-"""From a recorded forward and backward pass to a model's blocks: which segments make a layer, and which layers are equal."""
+"""Makes a model's blocks of a recorded forward and backward pass: which segments are a layer, and which layers are equal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Named = list[tuple[str, Block]]
 
 
 def blocks_of(recorder: Recorder) -> Named:
-    """Parts grouped into blocks: embed, L0 ... L(n-1), head. Layers are the numbered items of the containers that make the model;
-    what lies between two of them joins the one before, unless it brings parameters of its own (`mid`)."""
+    """(name, block) of each block: embed, L0 ... L(n-1), head. Layers are the numbered items of the containers that the model is made of.
+    What runs between two layers belongs to the one before, or to a block `mid` if it has parameters of its own."""
     containers = _containers(recorder.owned)
     places = [_place(segment.module, containers) for segment in recorder.segments]
     last = max((index for index, (item, _) in enumerate(places) if item), default=-1)
@@ -44,8 +44,8 @@ def blocks_of(recorder: Recorder) -> Named:
 
 
 def _beside(segments: list[Segment], owned: list[tuple[torch.nn.Parameter, ...]]) -> list[tuple[int, int]]:
-    """Of what was alive at the fullest moment of each segment's forward and backward, the bytes beside what it and those before it save, and
-    (backward) the gradients that it and those after it leave: what `sim.memory.activations` adds to these."""
+    """For each segment the most bytes that were alive in its forward and in its backward, less what `sim.memory.activations` counts
+    already: what it and the segments before it save and, in backward, the gradients of it and of the segments after it."""
     grown = sum(p.numel() * p.element_size() for own in owned for p in own if p.requires_grad)
     saved, found = 0, []
     for segment, own in zip(segments, owned, strict=True):
@@ -56,14 +56,16 @@ def _beside(segments: list[Segment], owned: list[tuple[torch.nn.Parameter, ...]]
 
 
 def _block(name: str, parts: list[Part], given: int | None) -> Block:
-    """`given`: bytes that a layer was called with. The model's own input is no activation: before the first layer none is kept."""
+    """`given`: bytes of the inputs of a layer; None: unknown or no layer, and what the first part saves is taken. An embedding keeps none, as
+    the model's own input is no activation."""
     kind = {"e": "embed", "m": "embed", "h": "head"}.get(name[0], "layer")
     first = parts[0].saved if parts and name[0] != "e" else 0
     return Block(kind=kind, parts=tuple(parts), saved_input=first if given is None else given)
 
 
 def _place(module: str, containers: list[str] | None) -> tuple[str, str]:
-    """(the layer, the name inside it); ("", the module) outside of all. A model without numbered children is one layer."""
+    """(the layer that a module is in, its name inside the layer); ("", the module) outside all layers. A model without numbered children
+    (`containers` is None) is one layer."""
     if containers is None:
         return "0", module
     for prefix in containers:
@@ -74,8 +76,8 @@ def _place(module: str, containers: list[str] | None) -> tuple[str, str]:
 
 
 def _containers(owned: dict[str, tuple[Any, ...]]) -> list[str] | None:
-    """Prefixes ("layers.", "" for the root) of numbered children: those that hold most parameters, and all whose items are made
-    of modules (an encoder beside a decoder, the stages of a CNN). None: there are fewer than two children anywhere."""
+    """Prefixes ("layers.", "" for the root) of the containers of layers: the one with most parameters, and all whose items consist of
+    modules (an encoder beside a decoder, the stages of a CNN). None: nowhere are there two numbered children."""
     sizes: dict[str, int] = {}
     items: dict[str, set[str]] = {}
     deep: dict[str, set[str]] = {}
@@ -96,7 +98,7 @@ def _containers(owned: dict[str, tuple[Any, ...]]) -> list[str] | None:
 
 
 def _part(segment: Segment, name: str, own: tuple[torch.nn.Parameter, ...], index: int, beside: tuple[int, int]) -> Part:
-    """`beside`: see `_beside`."""
+    """A segment as a part. `own`: parameters that it is the first to use; `index`: its place in the block; `beside`: see `_beside`."""
     works = segment.works
     named = _CLASSES | ({"softmax": "loss"} if segment.loss else {})
     kinds = [named.get(type(w).__name__) or named.get(getattr(w, "what", ""), "elementwise") for w in works["forward"]]
@@ -119,7 +121,7 @@ def _part(segment: Segment, name: str, own: tuple[torch.nn.Parameter, ...], inde
 
 
 def merged(*passes: list[Block]) -> tuple[list[tuple[Block, ...]], list[int]]:
-    """Kinds of blocks at all batch sizes that were recorded, and which kind each block is."""
+    """The different blocks, each at all recorded batch sizes, and for each block of the model the number of its kind."""
     kinds: list[tuple[Block, ...]] = []
     order = []
     for seen in zip(*passes, strict=True):

@@ -1,4 +1,4 @@
-"""What a person names for a capture: a function that makes the module, and the inputs' shapes. Imports no torch by itself."""
+"""What the user gives for a capture: the function that makes the module, and the inputs' shapes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def read_input(text: str) -> Input:
 
 
 def precision_of(inputs: Sequence[Input], wanted: str = "") -> str:
-    """`wanted`, else the dtype of the first floating-point input, else fp32. Raises `BadInput` where there is no input or it is
-    none that can be captured."""
+    """`wanted`, else the dtype of the first floating-point input, else fp32. Raises `BadInput` if there is no input, if the inputs' batches
+    differ, or if `wanted` cannot be captured."""
     if not inputs:
         raise BadInput("no input is given. Name each by its shape, the batch first: --input 8x3x224x224:fp32 or --input 8x128:int64")
     if wanted and wanted not in PRECISIONS:
@@ -47,7 +47,8 @@ def precision_of(inputs: Sequence[Input], wanted: str = "") -> str:
 
 
 def load_builder(name: str, trust: bool) -> Callable[[], Any]:
-    """`package.module:function` that returns a module. Raises `BadInput`, or `Refused` without `trust`: nothing is imported then."""
+    """The function `package.module:function`, which returns a module. Raises `BadInput`; raises `Refused` without `trust`, and imports
+    nothing then."""
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
         raise BadInput(f"cannot read {name!r}. Write package.module:function, a function that returns the torch.nn.Module")

@@ -1,8 +1,8 @@
 """Captures any `torch.nn.Module`: forward and backward under fake tensors (no memory, no device), into a `*.model.json`.
 
-Every aten call becomes a kernel by its shapes, in the part named like the module that made it; what autograd saves
-is counted as autograd saves it. `sim.model.load` reads the file without torch. torch itself is first imported
-when something is captured.
+Every aten call becomes a kernel with its shapes, in a part named after the module that made the call; what autograd saves
+is counted as autograd saves it. `sim.model.load` reads the file without torch. torch is imported only when something is
+captured.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def capture_to(spec: str, inputs: Sequence[str | Input], out: str | Path, trust:
     Args:
         spec: a function without arguments that returns the module. It is imported and run only with `trust`.
         inputs: shapes with the batch first, and dtypes: `2x3x224x224:fp32`, `8x128:int64`.
-        out: the file, as it is named: its name ends in .json, by which a plan's `model` knows a file.
-        precision: dtype of parameters and floating-point inputs; unsaid, that of the first floating-point input.
+        out: the file to write. Its name must end in .json, by which a plan's `model` knows that it is a file.
+        precision: dtype of parameters and floating-point inputs; "": that of the first floating-point input.
 
     Raises `BadInput` for code that cannot be loaded or run, or that decides by the values of tensors; `Refused`
     without `trust` or without torch.
@@ -49,16 +49,17 @@ def capture_to(spec: str, inputs: Sequence[str | Input], out: str | Path, trust:
 
 
 def _named(path: Path) -> Path:
-    """Raises `BadInput` for a name by which a plan would not know that its model is a file."""
+    """The path. Raises `BadInput` if it does not end in .json, as a plan would not know that its model is a file."""
     if path.suffix != ".json":
         raise BadInput(f"a captured model's file ends in .json, by which a plan's `model` knows it: {path} does not. Write {path}{SUFFIX}")
     return path
 
 
 def capture(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], *, name: str = "", precision: str = "fp32") -> Captured:
-    """The kernels of one forward and backward at the inputs' batch, at twice of it and, where those make no line, at three times.
+    """The kernels of one forward and backward at the inputs' batch size and at twice that size; also at three times, if sizes do not grow
+    linearly.
 
-    A scalar output is the loss; any other is summed. Raises `BadInput` for control flow that depends on data or on the batch's size.
+    A scalar output is the loss; any other is summed. Raises `BadInput` for control flow that depends on data or on the batch size.
     """
     from executor.recording.blocks import blocks_of, merged
     from executor.recording.onepass import record
@@ -87,7 +88,7 @@ def capture(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], *, 
 
 
 def save(model: Captured, path: str | Path) -> Path:
-    """Writes a `*.json` that `load_model` reads. Raises `BadInput` for another name."""
+    """Writes a `*.json` file that `load_model` reads. Raises `BadInput` if `path` does not end in .json."""
     target = _named(Path(path))
     target.write_bytes(msgspec.json.encode(model))
     return target

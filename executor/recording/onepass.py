@@ -1,4 +1,4 @@
-"""One forward and backward pass of a module under fake tensors, listened to by a `Recorder`."""
+"""One forward and backward pass of a module under fake tensors, recorded by a `Recorder`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ _DTYPES = {
 
 
 class Fused(TorchFunctionMode):
-    """Functions that are one kernel on a GPU and that torch spells out on a CPU, or on some CPUs in some dtypes.
+    """Replaces functions that are one kernel on a GPU, but that torch decomposes on a CPU, or on some CPUs in some dtypes.
 
-    RMSNorm runs as the LayerNorm without bias that moves the same bytes; an LSTM, GRU or plain RNN as one call for each layer and direction.
+    RMSNorm runs as a LayerNorm without bias, which moves the same bytes; an LSTM, GRU or plain RNN runs as one call for each layer and
+    direction.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.rms_norm, torch.nn.functional.rms_norm):
             return _layer_norm(*args, **(kwargs or {}))
-        # Padded batches; packed ones carry their lengths before the states.
+        # Only padded batches: calls with packed ones have the lengths before the states.
         name = getattr(func, "__name__", "")
         if name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and len(args) == 9 and isinstance(args[2], (tuple, list)):
             return _recurrent(func, *args)
@@ -40,15 +41,15 @@ class Fused(TorchFunctionMode):
 
 
 def _layer_norm(input: torch.Tensor, normalized_shape: Any, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
-    """Arguments are named as torch.rms_norm's: code may say them so."""
+    """The arguments have the names of torch.rms_norm's, as callers may pass them by name."""
     return torch.layer_norm(input, normalized_shape, weight, None, eps or 1e-6)
 
 
 def _recurrent(
     func: Any, x: Any, hx: Any, weights: Any, biased: bool, layers: int, dropout: float, train: bool, both: bool, first: bool
 ) -> Any:
-    """torch.lstm, gru, rnn_tanh or rnn_relu of a padded batch, layer by layer: aten::mkldnn_rnn_layer, whatever the dtype. Under fake tensors
-    that is its shapes alone, so it stands for every kind; the gates show in the weights' rows."""
+    """torch.lstm, gru, rnn_tanh or rnn_relu of a padded batch, layer by layer as aten::mkldnn_rnn_layer, whatever the dtype. Under fake
+    tensors only the shapes count, so this op stands for all four; the number of gates follows from the weights' rows."""
     ways, each, cells = 1 + both, 4 if biased else 2, isinstance(hx, (tuple, list))
     if len(weights) != layers * ways * each:  # projections
         return func(x, hx, weights, biased, layers, dropout, train, both, first)
@@ -73,19 +74,20 @@ def _recurrent(
 
 
 def record(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], precision: str) -> Recorder:
-    """The recorder after one pass. Raises `BadInput` that names the module where the code fails or needs a tensor's values."""
+    """The recorder after one pass. Raises `BadInput`, which names the module, if the code fails or needs a tensor's values."""
     try:
         return _recorded(build, inputs, _DTYPES[precision])
     except BadInput as error:
         wrong = str(error)
-    # What the error held of the failed pass goes now: fake tensors that die with the interpreter corrupt its memory.
+    # Frees now what the error held of the failed pass: fake tensors that are freed when the interpreter exits corrupt its memory.
     gc.collect()
     raise BadInput(wrong)
 
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Torch logs a traceback where it finds no shape for an op's outcome; what went wrong is said here, once."""
+    """Silences torch's log of fake tensors: it logs a traceback if it finds no shape for an op's result, which is reported here once
+    anyway."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -122,7 +124,8 @@ def _recorded(build: Callable[[], torch.nn.Module], inputs: tuple[Input, ...], d
 
 
 def _built(build: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.Module:
-    """The module with parameters of `dtype`; fake parameters cannot be converted afterwards."""
+    """The module, built with parameters of `dtype`: fake parameters cannot be converted afterwards. Raises `BadInput` if the builder
+    fails."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -146,7 +149,8 @@ def _value(one: Input, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _loss(out: Any) -> torch.Tensor:
-    """The scalar that backward starts from."""
+    """The scalar from which backward starts: the output's `loss`, else its first floating-point tensor with a gradient, summed if
+    needed."""
     loss = getattr(out, "loss", None)
     found = [loss] if isinstance(loss, torch.Tensor) else [t for t in tensors_of(out) if t.is_floating_point() and t.requires_grad]
     if not found:

@@ -1,4 +1,4 @@
-"""Listens to one forward and backward pass: every aten call as a kernel of the module that made it, and what autograd saves."""
+"""Records one forward and backward pass: each aten call as kernels of the module that made it, and what autograd saves."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Segment:
         self.module, self.first = module, first
         self.works: dict[str, list[Work]] = {"forward": [], "backward": [], "wgrad": []}
         self.loss = False
-        """A loss is among them."""
+        """True if a loss is among the forward calls."""
         self.saved = 0
         self.ahead, self.behind = 0, 0
-        """Most bytes that were alive during its forward calls and its backward calls, parameters apart."""
+        """The most bytes that were alive during its forward calls (`ahead`) and its backward calls (`behind`), without parameters."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every aten call below autograd. A forward call is its innermost module's; a backward call belongs to the
-    forward call that made its autograd node, found by the node's sequence number."""
+    """Sees every aten call below autograd. A forward call belongs to the innermost module that runs; a backward call to the
+    forward call that made its autograd node, which is found by the node's sequence number."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -40,25 +40,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.parameters = {p.untyped_storage()._cdata for p in model.parameters()}
         self.counted: set[int] = set()
         self.alive: list[torch.Tensor] = []
-        """What the sets below speak of: a storage's address must not be given to another (fake storages cost nothing)."""
+        """Keeps the tensors of the sets below alive, so that no address of a storage is used again (fake storages cost nothing)."""
         self.views: list[torch.Tensor] = []
-        """Of parameters. Some have a storage of their own under fake tensors, whose address a gradient must not be given either."""
+        """Views of parameters. Under fake tensors some have a storage of their own, whose address a gradient must not get either."""
         self.kept: dict[int, int] = {}
-        """Storage -> segment that keeps it."""
+        """Storage -> number of the segment that keeps it for backward."""
         self.pending = 0
         self.given: dict[int, int] = {}
-        """Storages of inputs and buffers, and their bytes: they live as long as the step."""
+        """Storage of an input or a buffer -> its bytes; they live for the whole step."""
         self.living: dict[int, Any] = {}
-        """Storages that forward calls made and that still exist."""
+        """Storages that calls made and that still exist."""
         self.now = 0
-        """Bytes of these, and of what was given."""
+        """Bytes of the storages in `living` and `given`."""
         self.latest: Segment | None = None
-        """Of the latest backward call."""
+        """The segment of the latest backward call."""
         self.in_backward = False
         self.entered: dict[str, int] = {}
-        """Bytes of activations that a module was first called with."""
+        """Module -> bytes of the floating-point inputs of its first call."""
         self.unseen: set[str] = set()
-        """Ops that count by their bytes though they do more."""
+        """Names of ops that are counted by their bytes although they also do arithmetic."""
         self.failed = ""
         """The innermost module that ran when something failed."""
         self._error: BaseException | None = None
@@ -68,7 +68,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 module.register_forward_hook(lambda _m, _x, _y: self._leave(), always_call=True)
 
     def give(self, tensors: list[torch.Tensor]) -> None:
-        """Tensors that exist before the pass and after it: the first segment, which runs backward last, keeps them."""
+        """Notes tensors that exist before and after the pass: the first segment, whose backward is last, keeps them."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage._cdata not in self.parameters and storage._cdata not in self.kept:
@@ -78,12 +78,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = sum(self.given.values())
 
     def turn(self, out: Any) -> None:
-        """From forward to backward: `out` lives to the end of the step, and so does what was given."""
+        """Turns from forward to backward: `out` lives to the end of the step, and so do the tensors of `give`."""
         self._hold(out)
         if self.segments:
             self.segments[0].saved += sum(self.given.values())
         self.in_backward = True
-        self.alive.clear()  # what autograd keeps is freed as it goes
+        self.alive.clear()  # backward frees what autograd keeps
 
     def _follow(self, out: Any) -> None:
         """Counts the storages of results until they are freed."""
@@ -109,15 +109,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def place(self) -> str:
-        """In words, where an op failed."""
+        """Where an op failed, in words."""
         return f"module '{self.failed}'" if self.failed else "the model itself"
 
     def segment(self, free: bool) -> Segment | None:
-        """Forward: the segment that is open, or a new one (calls without a kernel open none)."""
+        """The segment of the present call. Forward: the open one, or a new one; a call without a kernel (`free`) opens none, and may get
+        None. Backward: the segment that made the node."""
         if self.in_backward:
             node = torch._C._current_autograd_node()
             found = self.made.get(node._sequence_nr()) if node is not None else None
-            # Sums of gradients that meet, and nodes of views, belong to what runs around them.
+            # Sums of gradients, and nodes of views, belong to the segment that runs around them.
             self.latest = found or self.latest or self.segments[-1]
             return self.latest
         module = self.stack[-1]
@@ -142,7 +143,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         segment = self.segment(free)
         if segment is None:
             return out
-        if not self.in_backward:  # the node of this call has the number before the next one
+        if not self.in_backward:  # this call's node has the number before the next one
             self.made.setdefault(torch._C._autograd._get_sequence_nr() - 1, segment)
         self._follow(out)
         if self.in_backward:
@@ -164,7 +165,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _is_wgrad(self, module: str, args: Any, out: Any) -> bool:
-        """The result has a parameter's shape (or its transpose), and no parameter is an operand."""
+        """True if the result has the shape of a parameter (or its transpose) and no parameter is an operand."""
         results = tensors_of(out)
         operands = tensors_of(args)
         if len(results) != 1 or any(isinstance(t, torch.nn.Parameter) or t.untyped_storage()._cdata in self.parameters for t in operands):
@@ -173,7 +174,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(shape in (tuple(p.shape), tuple(reversed(p.shape)), (1, *p.shape)) for p in self._near(module))
 
     def _near(self, module: str) -> list[torch.nn.Parameter]:
-        """The module's own parameters, and those of children that run as functions (attention's output projection)."""
+        """The module's own parameters, and those of children that are not called as modules (attention's output projection)."""
         ran = {one.module for one in self.segments}
         inside = f"{module}." if module else ""
         names = [name for name in self.owned if name == module or (name.startswith(inside) and name not in ran)]
@@ -188,7 +189,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return fresh
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Counts what autograd saves, each storage once, parameters not."""
+        """Counts what autograd saves: each storage once, without parameters. Returns `tensor`."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self.parameters and storage._cdata not in self.kept:
             self.alive.append(tensor)
@@ -202,7 +203,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor
 
     def _hold(self, out: Any) -> None:
-        """The first segment, which runs backward last, keeps what the model returns."""
+        """Makes the first segment, whose backward is last, keep what the model returns."""
         for tensor in tensors_of(out):
             storage = tensor.untyped_storage()
             owner = self.kept.get(storage._cdata)
