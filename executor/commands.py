@@ -37,7 +37,7 @@ def add(app: typer.Typer, plans: typer.Typer, desk: Desk) -> None:
 
 
 def folder_of(plan: str) -> Path:
-    """Where a run of a plan lies unless said: `runs/llama3.1-8b-128k` of that name, `runs/mine` of `plans/mine.toml`."""
+    """Default folder of a run: `runs/llama3.1-8b-128k` for the plan of that name, `runs/mine` for `plans/mine.toml`."""
     return Path("runs") / Path(plan.removesuffix(".toml")).name
 
 
@@ -137,7 +137,7 @@ def _machine(app: typer.Typer, desk: Desk) -> None:
 
 
 def _gpu_table(desk: Desk, names: list[str] | None, out: Path, steps: int, as_json: bool, given: dict[str, Any]) -> None:
-    """`steptwin here --gpu`. `given`: options of the table that are said."""
+    """`steptwin here --gpu`. `given`: the options of that table which the user has given."""
     from executor.validation.gpu_twin import twin_gpu
 
     if given.get("device") != "cpu":

@@ -33,8 +33,8 @@ _EXTRA = {
 
 
 def doctor() -> dict[str, Any]:
-    """Plain values: versions, devices, torch.compile's compiler, and for each thing that StepTwin does what is missing. Imports torch only to
-    ask for devices."""
+    """Plain values: versions, devices, the compiler for torch.compile, and what is missing for each thing that StepTwin does. Imports torch
+    only to list devices and backends."""
     rows, broken = [], _broken_torch()
     for what, modules in _NEEDS.items():
         missing = [name for name in modules if importlib.util.find_spec(name) is None or (name == "torch" and broken)]
@@ -62,7 +62,7 @@ def _version(module: str) -> str:
 
 
 def _broken_torch() -> str:
-    """Why torch is installed and cannot be imported, as where a library of CUDA's is missing; "" where it can, or is not there."""
+    """Why torch is installed but cannot be imported, for example as a CUDA library is missing; "" if it can, or is not installed."""
     if importlib.util.find_spec("torch") is None:
         return ""
     try:
@@ -80,14 +80,14 @@ def _devices(broken: str) -> list[str]:
     import torch
 
     count = torch.cuda.device_count()
-    why = unusable() if count else ""  # a driver that is too old counts its GPUs, and gives no names
+    why = unusable() if count else ""  # a driver that is too old counts its GPUs, but gives no names
     found = [f"cpu ({count} GPUs that torch {torch.__version__} cannot use: {why})"] if why else []
     found = found or [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(count)]
     return found or ["cpu"]
 
 
 def _backends(broken: str) -> list[str]:
-    """Of torch.distributed."""
+    """Backends of torch.distributed that are available."""
     if importlib.util.find_spec("torch") is None or broken:
         return []
     import torch

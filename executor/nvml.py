@@ -1,7 +1,7 @@
-"""What the driver says of the GPUs (NVML): what they are, and while they work clocks, power, temperature, and what holds the clocks down.
+"""What the driver reports of the GPUs (NVML): their properties, and while they work, clocks, power, temperature and throttling.
 
-A step time without the clock it ran at cannot be repeated. The sampler runs in the process that starts the ranks, which never
-opens a CUDA context itself. Without nvidia-ml-py or a driver there is nothing to note, and the run goes on.
+A step time is not reproducible without the clock at which it ran. The sampler runs in the process that starts the ranks, which never
+opens a CUDA context itself. Without nvidia-ml-py or a driver nothing is recorded, and the run goes on.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from executor.sampling import beside
 PERIOD = 0.2
 """Seconds between samples: NVML refreshes power and clocks some ten times a second."""
 _BUSY = 0.05
-"""Samples in which the GPU ran kernels for less than this share of the time say nothing of training clocks."""
+"""Samples in which the GPU ran kernels for less than this share of the time are ignored: they do not show the clocks of training."""
 
 
 def library() -> Any:
-    """NVML, ready to be asked; None without the library, a driver or the permission."""
+    """pynvml, initialised; None without the library, a driver or the permission."""
     with suppress(Exception):
         import pynvml
 
@@ -36,7 +36,8 @@ def library() -> Any:
 
 @contextmanager
 def clocks(period: float = PERIOD, nvml: Any = None) -> Iterator[dict[str, Any]]:
-    """The dictionary is filled when the body has ended: medians over the samples in which the first GPU was busy; {} without NVML.
+    """Samples the first GPU while the body runs. The dictionary is filled when the body has ended, with medians over the samples in which
+    the GPU was busy, and the share of them in which its clocks were throttled (`held_down`); it stays empty without NVML.
 
     `nvml` stands in for pynvml in tests.
     """
@@ -52,7 +53,7 @@ def clocks(period: float = PERIOD, nvml: Any = None) -> Iterator[dict[str, Any]]
     finally:
         busy = [one for one in samples if one.get("busy", 0.0) >= _BUSY] or samples
         found |= {name: statistics.median(values) for name in _NAMES if (values := [one[name] for one in busy if name in one])}
-        if held := [one["held_down"] > 0 for one in busy if "held_down" in one]:  # some drivers do not tell
+        if held := [one["held_down"] > 0 for one in busy if "held_down" in one]:  # some drivers do not report it
             found["held_down"] = sum(held) / len(held)
         found["samples"] = len(busy)
 
@@ -63,7 +64,7 @@ def device_facts(nvml: Any = None) -> dict[str, Any]:
     if nvml is None:
         return {}
     found: dict[str, Any] = {}
-    with suppress(Exception):  # NVML raises errors of its own for each figure that a device does not give
+    with suppress(Exception):  # NVML raises its own errors for each figure that a device does not report
         found["driver"] = _text(nvml.nvmlSystemGetDriverVersion())
         found["count"] = nvml.nvmlDeviceGetCount()
     with suppress(Exception):
@@ -73,7 +74,7 @@ def device_facts(nvml: Any = None) -> dict[str, Any]:
         found["highest_sm_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
         found["highest_memory_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_MEM)
         found["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
-    with suppress(Exception):  # boards that know no slices raise
+    with suppress(Exception):  # boards without MIG raise
         if nvml.nvmlDeviceGetMigMode(first_gpu(nvml))[0]:
             found["slices"] = True
     return found
@@ -85,10 +86,10 @@ def driver() -> str:
 
 
 class Meter:
-    """What one GPU draws, over its power limit."""
+    """The power that one GPU draws, as a share of its power limit."""
 
     def __init__(self, at: int = 0, nvml: Any = None) -> None:
-        """`at`: what CUDA calls the GPU. Raises `LookupError` where NVML, or its figures of power, are missing."""
+        """`at`: CUDA's number of the GPU. Raises `LookupError` if NVML is missing or does not report power."""
         self._nvml = nvml or library()
         if self._nvml is None:
             raise LookupError("no NVML: pip install nvidia-ml-py")
@@ -100,14 +101,16 @@ class Meter:
             raise LookupError(f"NVML tells no power: {error}") from None
 
     def joules(self) -> float:
-        """What the GPU has drawn since its driver was loaded, as a counter that goes on in steps of some hundredths of a second; 0 where it has none."""
+        """Joules that the GPU has drawn since its driver was loaded; the counter is updated every few hundredths of a second. 0 if it has
+        no counter."""
         with suppress(Exception):
             return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu)) / 1e3
         return 0.0
 
     def share(self, looks: Sequence[tuple[float, float]]) -> float:
-        """Mean draw over the limit while the counter (seconds, joules) was looked at: the line through the looks that found it changed. Without a counter,
-        what the driver says now, of newer GPUs the mean of the last second."""
+        """Mean power draw over the limit. `looks`: readings of the counter as (seconds, joules), of which those count where it had changed;
+        the draw is the slope of a line through them. Without a counter it is the driver's current figure, on newer GPUs a mean over the
+        last second."""
         changed = [now for before, now in pairwise(looks) if now[1] > before[1]]
         if len(changed) > 1:
             return float(statistics.linear_regression(*zip(*changed, strict=True)).slope / self._limit)
@@ -115,8 +118,9 @@ class Meter:
 
 
 def first_gpu(nvml: Any, variables: Mapping[str, str] = os.environ, at: int = 0) -> Any:
-    """The driver's handle of the GPU that CUDA calls 0 (or `at`). CUDA_VISIBLE_DEVICES names GPUs by number or by the beginning of a UUID (GPU-8d3f...); raises
-    `LookupError` where the driver knows none so named, and for a slice of one (MIG-...): figures of another GPU, or of all of a GPU's slices, would say nothing."""
+    """The driver's handle of the GPU that CUDA calls 0 (or `at`). CUDA_VISIBLE_DEVICES names GPUs by number or by the beginning of a UUID
+    (GPU-8d3f...). Raises `LookupError` if the driver knows no GPU of that name, and for a MIG slice (MIG-...): the driver's figures would
+    be of another GPU, or of the whole one."""
     seen = variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
     first = seen[at].strip() if at < len(seen) else ""
     if first.startswith("MIG-"):
@@ -132,7 +136,7 @@ def first_gpu(nvml: Any, variables: Mapping[str, str] = os.environ, at: int = 0)
 
 _NAMES = ("sm_mhz", "memory_mhz", "watts", "celsius", "busy")
 _IDLE = 1
-"""nvmlClocksThrottleReasonGpuIdle: no reason that holds work down."""
+"""nvmlClocksThrottleReasonGpuIdle, which does not count as throttling."""
 
 
 def _watch(nvml: Any, period: float, samples: list[dict[str, float]], stop: threading.Event) -> None:
@@ -145,7 +149,7 @@ def _watch(nvml: Any, period: float, samples: list[dict[str, float]], stop: thre
 
 
 def _look(nvml: Any, gpu: Any) -> dict[str, float]:
-    """One sample; what a device does not tell is left out."""
+    """One sample; figures that the device does not report are left out."""
     asked: dict[str, Callable[[], Any]] = {
         "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
         "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),

@@ -1,7 +1,7 @@
 """Measures this machine: the calibration file of `sim.cost.calibration`.
 
-As many ranks measure at once as will train, each with the same threads, so that shared caches, memory bandwidth and
-hyper-threads are in the figures. On two cores five minutes for one rank, fifteen for four; `quick` is shorter.
+As many ranks measure at once as will train, each with the same number of threads, so that the figures include the sharing of caches, memory
+bandwidth and hyper-threads. On two cores this takes five minutes for one rank, fifteen for four; `quick` takes less.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Request(msgspec.Struct, frozen=True):
 
     quick: bool = False
     communication: bool = False
-    """Collectives and messages alone, and what ranks that share parameters spend on the host."""
+    """Measure only collectives, messages, and the host time of ranks that share parameters."""
     tables: tuple[str, ...] = ()
-    """These alone, in this order; none named: all."""
+    """Measure only these tables, in this order; empty: all."""
     known: tuple[Sample, ...] = ()
-    """Host work that was measured before: some tables leave out what others hold."""
+    """Host work that was measured before: some tables are computed relative to it."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -56,12 +56,12 @@ class Measured(msgspec.Struct, frozen=True):
     missing: str = ""
     """Tables that failed, and why."""
     lacking: tuple[str, ...] = ()
-    """Their names, and those of tables not begun. What was never begun stands first: one that hangs is the last to be tried again."""
+    """Names of the tables that failed or were not begun. Those that were never begun come first, so that one that hangs is tried last."""
 
 
 def probe(ranks: int, path: str | Path | None = None, quick: bool = False) -> Calibration:
-    """Measures with `ranks` processes and writes the calibration to `path`. Raises `RunFailed`; `BadInput` where no file can be written there,
-    before a minute is spent on measuring."""
+    """Measures with `ranks` processes and writes the calibration to `path` (None: to no file). Raises `RunFailed`; `BadInput`, before
+    anything is measured, if no file can be written there."""
     if path is not None:
         refuse_unwritable(Path(path))
     calibration = _probe(ranks, Request(quick))
@@ -71,9 +71,10 @@ def probe(ranks: int, path: str | Path | None = None, quick: bool = False) -> Ca
 
 
 def completed(found: Calibration, path: Path) -> Calibration:
-    """`found` with the tables that it lacks, written to `path`. What fails again is not asked for another time. Raises `Interrupted`."""
+    """`found` with the tables that it lacks, also written to `path`. Tables that fail again are not tried another time. Raises
+    `Interrupted`."""
     request = Request(found.quick, tables=found.lacking, known=tuple(found.rows("host")))
-    tables, lacking = found.tables, found.lacking[1:]  # it was the first that took all down, where nothing came of it
+    tables, lacking = found.tables, found.lacking[1:]  # if the probe brings nothing, the first table is the one that ended it
     try:
         more = _probe(found.ranks, request)
     except Interrupted:
@@ -89,14 +90,14 @@ def completed(found: Calibration, path: Path) -> Calibration:
 
 
 def united(old: Tables, new: Tables) -> Tables:
-    """All points of both; where both have one, the new one."""
+    """All points of both tables; where both have a point, the new one."""
     kinds = [kind for kind in SHAPES if kind in old or kind in new]
     return {kind: tuple({(s.name, s.dtype, s.shape): s for s in (*old.get(kind, ()), *new.get(kind, ()))}.values()) for kind in kinds}
 
 
 def comm_probe(ranks: int, quick: bool = False) -> Calibration:
-    """The tables of what ranks do together, and of what FSDP2 and DTensor take of the host, alone: kernels are those of one rank. Raises
-    `RunFailed`."""
+    """Only the tables of what ranks do together, and of FSDP2's and DTensor's host time; kernels can be taken from a probe of one rank.
+    Raises `RunFailed`."""
     return _probe(ranks, Request(quick, communication=True))
 
 
@@ -128,11 +129,12 @@ def _probe(ranks: int, request: Request) -> Calibration:
 
 
 _LEFT = "rank0.tables"
-"""What one GPU's rank has measured so far, in the probe's folder."""
+"""File in the probe's folder with what the rank of a single GPU has measured so far."""
 
 
 def _left(path: Path, error: RunFailed) -> Measured:
-    """What a rank that came to no end has left. Raises `error` where that is nothing: of several ranks, and of a CPU, half is none."""
+    """What the rank of a probe that did not finish has measured. Raises an error like `error` if there is nothing; only a single GPU's rank
+    leaves a part."""
     if isinstance(error, Interrupted) or not path.is_file():
         raise type(error)(f"the probe came to no end, no calibration was written: {error.cause}") from None
     found = msgspec.msgpack.decode(path.read_bytes(), type=Measured)
@@ -150,7 +152,8 @@ def _host() -> str:
 
 
 def merge(ranks: list[list[tuple[str, Sample]]]) -> dict[str, tuple[Sample, ...]]:
-    """One table per kind: each point the mean of the ranks' medians, and of those of several moments; the widest of their spreads."""
+    """One table per kind. The median of each point is the mean of its medians over ranks and moments; its p10 is the lowest and its p90 the
+    highest of them."""
     points: dict[tuple[str, str, str, tuple[int, ...]], list[Sample]] = {}
     for samples in ranks:
         for kind, s in samples:
@@ -166,7 +169,7 @@ def merge(ranks: list[list[tuple[str, Sample]]]) -> dict[str, tuple[Sample, ...]
 
 
 def _alone(world: World, quick: bool) -> list[Callable[[Bench], None]]:
-    """What a rank measures by itself: kernels of its device, and the host's share."""
+    """The tables that a rank measures by itself: kernels of its device, and host work."""
     from executor.probes import device, kernels
     from executor.probes.aliased import aliased
     from executor.probes.ddp import ddp
@@ -183,7 +186,7 @@ def _alone(world: World, quick: bool) -> list[Callable[[Bench], None]]:
         if world.kind == "cuda"
         else [kernels.gemms, aliased, kernels.memory_bound, kernels.attention, kernels.convolutions]
     )
-    # On a CPU all host work is timed with other work between, and nothing is pinned.
+    # On a CPU all host work is timed between other work anyway, and nothing is pinned.
     in_context, pins = ([in_step], [pinned]) if world.kind == "cuda" else ([], [])
     on_host = [kernels.copies, dispatch, optimizers, *in_context, recomputed, ddp, sharded]
     moments = [] if world.kind == "cuda" or quick else [kernels.once_more]
@@ -191,34 +194,34 @@ def _alone(world: World, quick: bool) -> list[Callable[[Bench], None]]:
 
 
 def _only_together() -> list[Callable[[Bench], None]]:
-    """Of what a rank measures by itself, what takes several: a probe of one rank has all else."""
+    """The tables of `_alone` that need several ranks; a probe of one rank has all others."""
     from executor.probes.sharded import sharded
 
     return [sharded]
 
 
 def _together() -> list[Callable[[Bench], None]]:
-    """What ranks do with each other."""
+    """The tables of what ranks do with each other."""
     from executor.probes import comm
 
     return [comm.stretch, comm.apart, comm.collectives, comm.messages, comm.issue]
 
 
 def _guarded(table: Callable[[Bench], None], bench: Bench) -> str:
-    """Measures one table; why it failed, on a GPU: what its one rank has measured until then, and will after, is worth keeping. So are the messages of
-    several, beside a table in which each is by itself."""
+    """Measures one table. Returns "", or why it failed; then the other tables are still worth keeping. That is so on a single GPU and, on
+    several GPUs, for tables in which each rank measures by itself; any other failure is raised."""
     try:
         table(bench)
     except Exception as error:
         if bench.world.kind != "cuda" or (bench.world.size > 1 and table not in _only_together()):
             raise
-        set_precision(False)  # it may have ended in the middle
+        set_precision(False)  # the table may have ended before it restored this
         return f"{table.__name__}: {type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:200]}"
     return ""
 
 
 def measure(world: World, request: Request) -> Measured:
-    """One rank's share: all tables, in the same order as every other rank."""
+    """What one rank measures: all tables, in the same order on every rank."""
     import torch
 
     from executor.players.events import wake
@@ -263,5 +266,5 @@ def _asked(world: World, request: Request) -> list[Callable[[Bench], None]]:
 
 
 def table_name(table: Callable[[Bench], None]) -> str:
-    """`device.copies`: there is one of a GPU's and one of the host's."""
+    """`device.copies`: the module's name is part of it, as there is also `kernels.copies`."""
     return f"{table.__module__.rpartition('.')[2]}.{table.__name__}"

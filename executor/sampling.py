@@ -1,4 +1,4 @@
-"""A thread that looks again and again at something else while the work goes on."""
+"""A thread that watches something at intervals while the work goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def beside(watch: Callable[[threading.Event], None], period: float) -> Iterator[None]:
-    """Runs `watch` in a thread while the body runs: it ends when the event that it is given is set, which it looks at every `period` seconds."""
+    """Runs `watch` in a thread while the body runs. It must end once the event that it is given is set, and check that every `period`
+    seconds."""
     stop = threading.Event()
     watcher = threading.Thread(target=watch, args=(stop,), daemon=True)
     watcher.start()

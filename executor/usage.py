@@ -1,6 +1,6 @@
 """What a system monitor would show while a run is under way: cores and memory (psutil), GPUs (nvidia-ml-py), ten times a second.
 
-The samples stand in the run's folder as `usage.json`; without psutil there are none, and the run goes on.
+The samples are written to `usage.json` in the run's folder; without psutil there are none, and the run goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from sim.files.runs import write_atomic
 from topologies.thismachine import cores_of_process
 
 PERIOD = 0.1
-"""Seconds between samples. A kernel counts processor time in ticks of 1-10 ms: one sample is good to some 10 %, their mean is not blurred."""
+"""Seconds between samples. The operating system counts processor time in ticks of 1-10 ms: a single sample is accurate to some 10 %, the
+mean of many is better."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -32,11 +33,11 @@ class Sample(msgspec.Struct, frozen=True):
     time: float
     """Seconds on the clock of all spans (time.perf_counter)."""
     cores: tuple[float, ...]
-    """Share of each core that was busy since the sample before, 0 to 1; of all programs."""
+    """Share of the time since the sample before in which each core was busy, 0 to 1, with all programs."""
     memory: int
     """Bytes of main memory in use."""
     gpus: tuple[float, ...] = ()
-    """Share of the time for which each GPU ran a kernel (NVML's utilisation), 0 to 1."""
+    """Share of the time in which each GPU ran a kernel (NVML's utilisation), 0 to 1."""
     gpu_memory: tuple[int, ...] = ()
     """Bytes of each GPU's memory in use, by all programs."""
 
@@ -50,8 +51,8 @@ class Usage(msgspec.Struct):
 
 @contextmanager
 def watched(folder: Path, period: float = PERIOD) -> Iterator[Usage]:
-    """Samples while the body runs, then writes `folder/usage.json`, also where the body fails. Of ranks that a launcher started, the first one does:
-    they share the folder, and each would sample beside its own steps."""
+    """Takes samples while the body runs, then writes `folder/usage.json`, even if the body fails. Of ranks that a launcher started, only
+    the first one does so: they share the folder, and sampling would slow each one's steps."""
     usage = Usage([], period)
     if not leads():
         yield usage
@@ -65,7 +66,8 @@ def watched(folder: Path, period: float = PERIOD) -> Iterator[Usage]:
 
 
 def taken_by_others() -> float:
-    """Processor seconds that this process's cores have spent so far on programs other than it and its children that ended; 0.0 without psutil."""
+    """CPU seconds that this process's cores have spent so far on other programs than this process and its ended children; 0.0 without
+    psutil."""
     try:
         import psutil
     except ImportError:
@@ -96,7 +98,7 @@ def _watch(usage: Usage, stop: threading.Event) -> None:
 
 
 def _gpus(nvml: Any) -> list[Any]:
-    """Handles of all GPUs; none where the driver tells none."""
+    """Handles of all GPUs; an empty list if the driver reports none."""
     with suppress(Exception):
         return [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
     return []
