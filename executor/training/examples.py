@@ -1,4 +1,4 @@
-"""Random examples of what a model learns from: (input, target). Example i is the same wherever and whenever it is drawn."""
+"""Random training examples (input, target) for a model. Example i is the same on every rank and in every run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _CIFAR = 32
 
 
 def example_of(spec: ModelSpec, seq: int, index: int) -> Pair:
-    """Token ids and the next ones; ids with places of masked words, and these words; a picture and its class; two vectors.
+    """(input, target), without a batch dimension: token ids and the next ids; ids with the positions of masked words, and these words; a
+    picture and its class; two vectors.
 
     Raises `Refused` for a model that stock training does not know.
     """
@@ -67,5 +68,5 @@ def _sentences(spec: Encoder, seq: int, g: Generator) -> Pair:
 
 
 def _picture(channels: int, side: int, classes: int, g: Generator, places: tuple[int, ...] = ()) -> Pair:
-    """With its class, or one for each of its `places`."""
+    """A square picture and its class, or a class for each of its `places` (the shape of the target)."""
     return torch.randn(channels, side, side, generator=g), torch.randint(0, classes, places, generator=g)

@@ -1,4 +1,4 @@
-"""How a batch comes to the device, as the plan says: from pinned or pageable memory, on a stream of its own or in line."""
+"""How a batch is copied to the device, as the plan says: from pinned or pageable memory, on a separate stream or on the compute stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Handover:
         self._stream: torch.cuda.Stream | None = torch.cuda.Stream(world.device) if aside else None  # type: ignore[no-untyped-call]
 
     def __call__(self, batch: Pair) -> Pair:
-        """The batch on the device. From pageable memory the host waits for the copy; from pinned memory it goes on."""
+        """The batch on the device. The host waits for a copy from pageable memory; it does not wait for one from pinned memory."""
         if self._stream is None:
             return self._copied(batch)
         compute = torch.cuda.current_stream(self._device)
@@ -29,10 +29,10 @@ class Handover:
         elif self._data.handover == "synchronize":
             self._stream.synchronize()
         for tensor in there:
-            tensor.record_stream(compute)  # the allocator must not give its memory away while compute still reads it
+            tensor.record_stream(compute)  # the allocator must not reuse its memory while compute still reads it
         return there
 
     def _copied(self, batch: Pair) -> Pair:
         x, y = batch
-        # From pageable memory non_blocking would be a promise that the driver does not keep.
+        # From pageable memory the driver copies synchronously even with non_blocking.
         return x.to(self._device, non_blocking=self._data.pinned), y.to(self._device, non_blocking=self._data.pinned)

@@ -12,7 +12,7 @@ from executor.kernels.bodies import dtype_of
 
 
 def reduced_in(dtype: str, model: DistributedDataParallel) -> DistributedDataParallel:
-    """The model with gradients that travel in `dtype`, where they are of another one."""
+    """The model, which communicates gradients in `dtype` from now on if its parameters have another dtype."""
     if all(parameter.dtype == dtype_of(dtype) for parameter in model.parameters() if parameter.requires_grad):
         return model
     hook = default_hooks.fp16_compress_hook if dtype == "fp16" else bf16
@@ -21,9 +21,9 @@ def reduced_in(dtype: str, model: DistributedDataParallel) -> DistributedDataPar
 
 
 def bf16(state: object, bucket: GradBucket) -> Future[Tensor]:
-    """torch's bf16_compress_hook, which DDP takes by that name with NCCL alone."""
+    """torch's bf16_compress_hook under another name: DDP accepts it by its own name only with NCCL."""
     return default_hooks.bf16_compress_hook(state, bucket)  # type: ignore[arg-type]
 
 
-# DDP reads the hook's annotations, which are words here.
+# DDP checks the hook's annotations, which are strings in this file.
 bf16.__annotations__ |= {"bucket": GradBucket, "return": Future[Tensor]}

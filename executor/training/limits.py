@@ -1,4 +1,4 @@
-"""What stock training does not do, said before any process starts. No torch here."""
+"""Refuses what stock training cannot do, before any process starts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topologies.errors import Refused
 
 PLAY = "Use `--how play`, which plays the predicted program"
 Refusals = tuple[tuple[bool, str], ...]
-"""What may be asked for and is not done: is it, and what to say then."""
+"""(condition, message) of each thing that stock training cannot do: a plan is refused with the message if the condition is true."""
 
 
 def check_stock(plan: Plan, spec: ModelSpec) -> None:
@@ -38,7 +38,7 @@ def check_stock(plan: Plan, spec: ModelSpec) -> None:
 
 
 def check_quiet(plan: Plan) -> None:
-    """Raises `Refused` for noise, which is a factor on prices: neither PyTorch's own machinery nor the player knows of it."""
+    """Raises `Refused` for noise, which only scales predicted times: neither PyTorch's own machinery nor the player can add it."""
     if not plan.noise.even:
         raise Refused(
             "noise is for predictions: a real machine brings its own. Leave noise.stragglers and noise.imbalance out to run the plan"
@@ -80,7 +80,7 @@ def _of_the_step(plan: Plan) -> Refusals:
 
 
 def _of_the_update(plan: Plan) -> Refusals:
-    """What torch's optimizers do not do with distributed tensors: FSDP2's, and those of tensor parallelism."""
+    """What torch's optimizers cannot do with distributed tensors, those of FSDP2 and of tensor parallelism."""
     p, habits = plan.parallel, framework_of(plan)
     several = p.tp > 1 or sharding_of(plan, habits)[0] > 0
     distributed = several or sharded_alone(plan)
@@ -107,7 +107,7 @@ def _of_the_update(plan: Plan) -> Refusals:
 def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
     p, habits = plan.parallel, framework_of(plan)
     level, _ = sharding_of(plan, habits)
-    # As many as there are stages (torch 2.13, torch/distributed/pipelining/schedules.py: Schedule1F1B, ScheduleDualPipeV).
+    # As many micro-batches as there are stages (torch 2.13, torch/distributed/pipelining/schedules.py: Schedule1F1B, ScheduleDualPipeV).
     least = {"1f1b": p.pp, "dualpipe": 2 * p.pp}.get(str(name_of(p)), 1) if p.pp > 1 else 1
     return (
         (
@@ -138,8 +138,8 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
             f'learned positions under tensor parallelism. Use position = "rope", or: {PLAY}',
         ),
         (
-            # torch/distributed/pipelining/_backward.py: stage_backward_weight takes weights' gradients by autograd.grad, which fires no hook of
-            # DDP: 2.13 trains each replica on its own gradients. FSDP2's are reduced by the schedule (perform_reduce_grad).
+            # torch/distributed/pipelining/_backward.py: stage_backward_weight computes weights' gradients by autograd.grad, which calls no
+            # hook of DDP: in 2.13 each replica trains on its own gradients. FSDP2's are reduced by the schedule (perform_reduce_grad).
             p.pp > 1 and plan.data_ranks > 1 and level == 0 and splits(name_of(p)),
             f'schedule = "{p.schedule}" splits backward, and torch\'s DDP does not sum gradients of weights that are made apart. Use dp_shard '
             f"with zero = 3, a schedule of whole backward passes (1f1b, interleaved, looped-bfs), or: {PLAY}",
@@ -162,7 +162,7 @@ def _of_the_split(plan: Plan, spec: ModelSpec) -> Refusals:
 
 
 def _of_the_framework(plan: Plan) -> Refusals:
-    """Precision and messages that are not those of PyTorch's DDP, FSDP2 and DTensor."""
+    """Precision and messages of a framework that differ from those of PyTorch's DDP, FSDP2 and DTensor."""
     p, habits = plan.parallel, framework_of(plan)
     level, _ = sharding_of(plan, habits)
     return (
@@ -184,7 +184,7 @@ def _of_the_framework(plan: Plan) -> Refusals:
             f'framework = "{plan.framework_name}" casts under autocast, which stock training does not do with FSDP2. {PLAY}',
         ),
         (
-            # torchtitan, Megatron, DeepSpeed: their optimizer's copy. With autocast the parameters themselves are that wide.
+            # torchtitan, Megatron, DeepSpeed: fp32 copies in the optimizer. With autocast the parameters themselves are fp32.
             habits.precision.master and not habits.precision.autocast and level == 0 and not sharded_alone(plan),
             f'framework = "{plan.framework_name}" updates fp32 copies of {plan.precision} parameters, which stock training does with FSDP2. Use '
             f'zero = 3, on one rank or with dp_shard, or framework = "pytorch", or: {PLAY}',
@@ -198,13 +198,14 @@ def _of_the_framework(plan: Plan) -> Refusals:
 
 
 def _sums_otherwise(habits: Framework) -> bool:
-    """Not in the buckets that DDP cuts, or not beside backward: into buffers of the framework's own, at its end, or on a thread's turn."""
+    """True if gradients are not reduced in DDP's buckets during backward, but in the framework's own buffers or buckets, at the end of
+    backward, or in cycles of a thread."""
     how = habits.data_parallel
     return habits.linears.accumulates or how.bucket > 0 or how.cycle > 0.0 or not how.overlap_grad
 
 
 def _widens(plan: Plan) -> bool:
-    """Do gradients travel in more bytes than they are made in?"""
+    """True if gradients are reduced in a wider dtype than they are computed in."""
     how = framework_of(plan).precision
     return plan.update.mode == "sync" and BYTES[how.reduce_dtype] > BYTES[how.param_dtype]
 
@@ -255,9 +256,9 @@ def _check_model(plan: Plan, spec: ModelSpec) -> None:
 
 
 CNNS = ("resnet", "vgg", "alexnet", "cifar")
-"""Architectures of convolutional networks that are trained."""
+"""Architectures of convolutional networks that stock training knows."""
 _SPLIT = ("mla", "embed_norm", "qk_norm", "post_norms", "parallel_block", "head_bias")
-"""What a decoder may have on one rank of tp alone."""
+"""Features of a decoder that are trained only with tp = 1."""
 
 
 def _check_experts(plan: Plan, spec: Decoder, moe: Moe) -> None:

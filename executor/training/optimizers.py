@@ -1,4 +1,4 @@
-"""torch's optimizers by the plan's word."""
+"""torch's optimizers by their names in a plan."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sim.framework.framework import Framework
 from sim.optimizers import OPTIMIZERS
 
 RATES = {"adam": 1e-3, "adamw": 1e-3}
-"""Learning rates, where they are not 0.01."""
+"""Learning rates of optimizers for which it is not 0.01."""
 
 
 class Updates(Protocol):
-    """What a step needs of an optimizer."""
+    """The methods of an optimizer that a training step calls."""
 
     def step(self) -> Any: ...
 
@@ -28,9 +28,9 @@ class Updates(Protocol):
 
 
 def optimizer_of(name: str, habits: Framework, model: nn.Module) -> Updates:
-    """Optimizer `name` over all of the model's parameters, its kernels launched as the framework does."""
+    """Optimizer `name` over all of the model's parameters, with the framework's implementation (for-loop, foreach or fused)."""
     options: dict[str, Any] = {"foreach": habits.optimizer.implementation == "foreach"}
-    if habits.optimizer.implementation == "fused":  # a class without fused kernels does not know the word
+    if habits.optimizer.implementation == "fused":  # a class without fused kernels has no such argument
         options["fused"] = True
     if name == "muon":
         return Muon(model, options)
@@ -42,14 +42,15 @@ def optimizer_of(name: str, habits: Framework, model: nn.Module) -> Updates:
 
 
 def _ends(model: nn.Module) -> Iterator[nn.Module]:
-    """A model's ends, or those of its stages or of what DDP wraps."""
+    """The ends (`ends_of`) of a model, of its pipeline stages, or of the model that DDP wraps."""
     for module in model.modules():
         blocks = dict(module.named_children())
         yield from (blocks[name] for name in ends_of(blocks))
 
 
 class Muon:
-    """torch.optim.Muon for the matrices between layers; AdamW for embeddings, the head and all that is no matrix, with the same learning rate."""
+    """torch.optim.Muon for the matrices of layers; AdamW for embeddings, the head and all that is not a matrix, with the same learning
+    rate."""
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
         apart = {id(p) for block in _ends(model) for p in block.parameters()}

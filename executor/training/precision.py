@@ -1,4 +1,4 @@
-"""Automatic mixed precision: fp32 weights, products in 16 bits, and for fp16 a loss that is scaled."""
+"""Automatic mixed precision: fp32 weights, GEMMs in 16 bits, and for fp16 a scaled loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sim.plan import Plan
 
 
 class Mixed:
-    """torch.autocast and torch.amp.GradScaler where the plan's framework trains with them; otherwise nothing."""
+    """torch.autocast and torch.amp.GradScaler if the plan's framework trains with them; otherwise its methods change nothing."""
 
     def __init__(self, plan: Plan, habits: Framework, kind: str) -> None:
         self._kind = kind
@@ -23,22 +23,22 @@ class Mixed:
         self._scaler = torch.amp.GradScaler(kind, enabled=scales) if scales else None
 
     def casts(self) -> contextlib.AbstractContextManager[object]:
-        """Around forward and loss."""
+        """The context for forward and loss."""
         if self._dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self._kind, self._dtype)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """What backward begins with."""
+        """The loss from which backward starts, scaled for fp16."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def unscale(self, optimizer: Updates) -> None:
-        """Before gradients are clipped."""
+        """Undoes the scaling of gradients; to be called before they are clipped."""
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)  # type: ignore[arg-type]
 
     def step(self, optimizer: Updates) -> None:
-        """The optimizer's step, left out where a gradient overflowed."""
+        """The optimizer's step; it is skipped if a scaled gradient overflowed."""
         if self._scaler is None:
             optimizer.step()
         else:

@@ -1,6 +1,6 @@
 """The input path as users build it: real files (or a database) that are written first, a Dataset, a DataLoader.
 
-Sample i is the same for every split of a plan (`executor.training.examples`), so that a run on four ranks sees the very batches of a run on one.
+Sample i is the same however a plan is split over ranks (`executor.training.examples`), so that four ranks see the same batches as one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from topologies.units import show_size
 
 
 class Samples(Dataset[Pair]):
-    """Reads a sample's bytes where the plan stores them, spends its preprocessing time, gives tensors."""
+    """Reads a sample's bytes if the plan stores any, spends its preprocessing time, and returns its tensors."""
 
     def __init__(self, plan: Plan, spec: ModelSpec, seq: int, folder: Path, count: int) -> None:
         self.data, self.count, self.folder = plan.data, count, folder
@@ -58,7 +58,7 @@ class Samples(Dataset[Pair]):
 
     def _row(self, place: str, index: int) -> bytes:
         if self._database is None:  # one connection per worker process, opened where it is used
-            uri = Path(place).absolute().as_uri()  # a name's '#' or '?' would end the address, and a file of the rest be opened
+            uri = Path(place).absolute().as_uri()  # quotes '#' and '?' of a name, which would end the path of the URI
             self._database = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=20)
         row = self._database.execute("SELECT bytes FROM samples WHERE id = ?", (index,)).fetchone()
         if row is None:
@@ -67,7 +67,7 @@ class Samples(Dataset[Pair]):
 
 
 def preprocess(raw: bytes, seconds: float) -> Tensor:
-    """Normalises the bytes again and again until this thread has spent `seconds` of processor time."""
+    """Normalises the bytes again and again until this thread has spent `seconds` of CPU time."""
     end = time.thread_time() + seconds
     pixels = torch.frombuffer(bytearray(raw[: 1 << 14] or bytes(1 << 10)), dtype=torch.uint8)
     out = pixels.float()
@@ -77,7 +77,8 @@ def preprocess(raw: bytes, seconds: float) -> Tensor:
 
 
 class Order(Sampler[int]):
-    """Which samples one data-parallel rank sees: its slice of each global micro-batch, in order or shuffled by seed."""
+    """The indices of the samples of one data-parallel rank: its slice of each global micro-batch, in order or shuffled by the plan's
+    seed."""
 
     def __init__(self, plan: Plan, data_rank: int, steps: int) -> None:
         self.micro, self.ranks, self.rank = plan.batch.micro, plan.data_ranks, data_rank
@@ -95,23 +96,23 @@ class Order(Sampler[int]):
 
 
 def _quiet_worker(_: int) -> None:
-    """A loader worker ends with its rank, at once."""
+    """Makes a loader worker end as soon as its rank does, and compute with one thread."""
     die_with_parent(os.getppid())
     torch.set_num_threads(1)
 
 
 _SHARED = Path("/dev/shm")
-"""Where Linux keeps what processes share: the workers' batches."""
+"""Linux's shared memory, where loader workers put their batches."""
 
 
 def shared_room() -> int | None:
-    """Free bytes of what processes share; None where the system has no such place."""
+    """Free bytes of shared memory; None if the system has no `_SHARED`."""
     return shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None
 
 
 def check_shared(plan: Plan, samples: Samples, ranks: int) -> None:
-    """Raises `RunFailed` where the batches that loader workers of so many ranks hold ready do not fit into shared memory: a worker would die of
-    a bus error. Containers have 64 MiB of it unless they are told otherwise."""
+    """Raises `RunFailed` if the batches that the loader workers of `ranks` ranks prefetch do not fit into shared memory: a worker would die
+    of a bus error. Containers have 64 MiB of shared memory by default."""
     need = plan.data.workers * plan.data.prefetch * plan.batch.micro * sum(tensor.nbytes for tensor in samples.ready[0]) * ranks
     room = shutil.disk_usage(_SHARED).total if need and _SHARED.is_dir() else need
     if need > room:

@@ -1,4 +1,4 @@
-"""Checkpoints of stock training: under a temporary name, then renamed."""
+"""Checkpoints of stock training: written under a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from topologies.errors import RunFailed
 
 
 def save(state: dict[str, Any], plan: Plan, world: World) -> None:
-    """`full`: rank 0 writes all of it. `sharded`: every rank writes its shard or stage, and replicas of one share the work. Nobody is waited for
-    before the next collective. Raises `RunFailed` where it cannot be written."""
+    """Writes a checkpoint. `full`: rank 0 writes all of it. `sharded`: every rank writes its shard or stage, and replicas share the work.
+    Ranks do not wait for each other here. Raises `RunFailed` if it cannot be written."""
     if plan.output.checkpoint_mode == "full":
         if world.rank:
             return
@@ -37,7 +37,8 @@ def save(state: dict[str, Any], plan: Plan, world: World) -> None:
 
 
 def replicas_of(plan: Plan) -> int:
-    """Ranks that hold the same part of the model and its optimizer: along dp_shard too, where nothing is sharded. Those that update alone differ."""
+    """How many ranks hold the same part of the model and optimizer; ranks along dp_shard count too if nothing is sharded. 1 with local
+    updates, where ranks differ."""
     if plan.local:
         return 1
     sharded = sharding_of(plan, framework_of(plan))[0] > 0
@@ -45,14 +46,14 @@ def replicas_of(plan: Plan) -> int:
 
 
 def data_rank(plan: Plan, rank: int) -> int:
-    """A rank's place among those that read other samples; those of one replica are neighbours."""
+    """A rank's number among the ranks that read different samples; the ranks of one replica have consecutive numbers."""
     at = mesh_of(plan).coordinates(rank)
     return at["dp_replicate"] * plan.parallel.dp_shard + at["dp_shard"]
 
 
 def dealt(state: dict[str, Any], replica: int, replicas: int) -> dict[str, Tensor]:
-    """The tensors of a state that this one of equal replicas writes, by their path in it: each goes to who has the fewest bytes by then, as in
-    torch/distributed/checkpoint/_dedup_save_plans.py."""
+    """Path -> tensor of the part of a state that this replica of `replicas` equal ones writes. Each tensor is assigned to the replica with
+    the fewest bytes so far, as in torch/distributed/checkpoint/_dedup_save_plans.py."""
     loads, mine, owners = [0] * replicas, {}, dict[int, int]()
     for path, leaf in tree_flatten_with_path(state)[0]:
         if not isinstance(leaf, Tensor):

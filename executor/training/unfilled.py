@@ -1,6 +1,6 @@
-"""Large models without the whole of one on any device: parameters have no data until each rank has its own part of them.
+"""Builds large models without the whole model on any device: parameters have no data until each rank has its own part of them.
 
-torchtitan's order (train.py): the model is made on "meta", split, given memory, and drawn there.
+The order is torchtitan's (train.py): the model is made on the device "meta", split, given memory, and initialised there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sim.plan import Plan
 from sim.setting.bind import network_of
 
 LARGE = 0.25
-"""Of a GPU's memory: a model that takes more in fp32, as it is made, is made without data where ranks split it."""
+"""Share of a GPU's memory: a model that needs more in fp32 is made without data, if ranks split it."""
 
 
 def is_large(plan: Plan, framework: Framework, world: World) -> bool:
-    """Whether no rank should make the plan's whole model. Tables that are tied would come apart; models that tie them are small."""
+    """True if no rank should make the plan's whole model. Never for models with tied embeddings, which are small: the tie would be lost."""
     p, network = plan.parallel, network_of(plan, framework)
     if world.kind != "cuda" or max(p.dp_shard, p.tp, p.pp) == 1 or network.tied:
         return False
@@ -30,7 +30,7 @@ def is_large(plan: Plan, framework: Framework, world: World) -> bool:
 
 @contextmanager
 def without_data(yes: bool) -> Iterator[None]:
-    """Parameters of modules that are made inside have none, if `yes`; what else they register has."""
+    """If `yes`, parameters of modules that are made inside are on "meta", without data; their buffers have data."""
     register = nn.Module.register_parameter
 
     def bare(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -45,13 +45,13 @@ def without_data(yes: bool) -> Iterator[None]:
 
 
 def unfilled(model: nn.Module) -> bool:
-    """Are there parameters without data?"""
+    """True if the model has parameters without data."""
     return any(parameter.is_meta for parameter in model.parameters())
 
 
 def filled(model: nn.Module, device: torch.device) -> nn.Module:
-    """The same model, which is split by now, with memory on the device and this rank's part drawn there: matrices and tables with a standard deviation
-    of 0.02, as GPT-2's are, scales of norms 1, biases 0. Where it has data it stays as it is."""
+    """The same model, which has been split already, with memory on the device, where this rank's part is initialised: matrices and tables
+    with a standard deviation of 0.02, as in GPT-2, scales of norms with 1, biases with 0. A model with data is not changed."""
     if not unfilled(model):
         return model
     kept = [(module, name, buffer) for module in model.modules() for name, buffer in module.named_buffers(recurse=False)]
