@@ -1,8 +1,9 @@
-"""Expert parallelism: each rank of `ep` holds some of the experts, and rows travel to theirs and back.
+"""Expert parallelism: each rank of `ep` holds some of the experts; rows are sent to the ranks of their experts, and results back.
 
-As torchtitan does it (torchtitan/distributed/expert_parallel.py, ExpertParallel; models/llama4/infra/parallelize.py, apply_fsdp): counts go
-first, then rows (`executor.training.models.exchange`); the experts of a layer are a unit of FSDP2 over the ranks that hold the
-same ones, whose gradients are divided by the number of all data ranks; units are gathered ahead by name, since the host waits for the counts.
+As in torchtitan (torchtitan/distributed/expert_parallel.py, ExpertParallel; models/llama4/infra/parallelize.py, apply_fsdp), counts are
+sent first, then rows (`executor.training.models.exchange`). The experts of a layer are an FSDP2 unit over the ranks that hold the same
+experts; their gradients are divided by the number of all data ranks. Which units to prefetch is set explicitly, since the host waits for
+the counts.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from executor.training.models.exchange import Exchange
 from executor.training.models.experts import Experts, Product
 
 HELD, EXPERTS = "efsdp", "ep"
-"""Axes: the ranks of dp_shard that hold the same experts, and those that share all of them out (`sim.mesh`)."""
+"""Mesh axes into which dp_shard is divided: the ranks that hold the same experts, and the ranks that together hold all of them
+(`sim.mesh`)."""
 
 
 def split_experts(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Leaves in each mixture the experts of this rank of `ep`, and sends rows to the others'."""
+    """Keeps in each mixture of experts only those of this rank of `ep`, and makes it exchange rows with the other ranks."""
     axis = mesh[EXPERTS]
     for module in model.modules():
         if isinstance(module, Experts):
@@ -37,13 +39,14 @@ def _keep(product: Product, place: int, ranks: int) -> None:
 
 
 def units_of(block: nn.Module) -> list[nn.Module]:
-    """The products of a layer's experts, which are one unit of FSDP2; [] where it has none."""
+    """The grouped GEMMs of a layer's experts, which form one FSDP2 unit; [] for a layer without experts."""
     found = next((module for module in block.modules() if isinstance(module, Experts)), None)
     return [found.up, found.down] if found is not None else []
 
 
 def gather_ahead(model: nn.Module, names: list[str]) -> None:
-    """Each layer's unit is gathered with the one before it, its experts' behind it; in backward the other way round."""
+    """Sets FSDP2's prefetching: while a layer runs, its experts and then the next layer with its experts are gathered; in backward the
+    layer before."""
     blocks = [model.get_submodule(name) for name in names]
     groups: list[list[Any]] = [[block, *units_of(block)[:1]] for block in blocks]
     for here, ahead in pairwise(groups):
@@ -52,14 +55,14 @@ def gather_ahead(model: nn.Module, names: list[str]) -> None:
 
 
 def divided_by(unit: nn.Module, ranks: int, held: DeviceMesh, ep: int) -> None:
-    """Gradients averaged over all `ranks` of data parallelism, of which those that hold the same experts (`held`) are one in `ep`: the rows of all
-    have come to them."""
-    from torch.distributed.fsdp import FSDPModule  # half a second that DDP does without
+    """Makes an FSDP2 unit of experts divide gradients by all `ranks` of data parallelism, although it reduces only over those that hold the
+    same experts (`held`, one in `ep`): their experts have seen the rows of all."""
+    from torch.distributed.fsdp import FSDPModule  # here, as it takes half a second that DDP does not need
 
     assert isinstance(unit, FSDPModule)
     if held.size() == 1:
-        # Nobody to scatter to. There torch divides by a factor once where it copies, and where it must sum (gloo; fp16) again at the end
-        # (2.11 to 2.13, _fsdp_collectives.py, foreach_reduce): replicas are averaged, and the rest is divided here.
+        # No ranks to scatter to. In this case torch divides by a factor when it copies and, if it must sum (gloo; fp16), again at the end
+        # (2.11 to 2.13, _fsdp_collectives.py, foreach_reduce). So replicas are averaged, and the rest is divided here.
 
         def divide(reduced: Tensor) -> None:
             reduced.div_(ep)
@@ -72,5 +75,5 @@ def divided_by(unit: nn.Module, ranks: int, held: DeviceMesh, ep: int) -> None:
 
 
 def ranks_of(model: nn.Module) -> dist.ProcessGroup:
-    """The ranks that share out the experts of a model which `split_experts` has split."""
+    """The process group of the ranks that together hold all experts of a model, after `split_experts`."""
     return next(module.group for module in model.modules() if isinstance(module, Exchange))

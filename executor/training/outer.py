@@ -13,7 +13,8 @@ from sim.plan import Plan
 
 
 class Outer:
-    """Keeps the parameters of the last outer step; moves them by Nesterov momentum of the mean of what all ranks have moved by since."""
+    """Keeps a copy of the parameters after the last outer step. The outer gradient is the mean over ranks of how far each has moved since
+    then; SGD with Nesterov momentum applies it to the copy."""
 
     def __init__(self, model: nn.Module, habits: Framework) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -28,7 +29,7 @@ class Outer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """On every rank at once; each had taken its own steps, and cleared its gradients."""
+        """One outer step, on all ranks together; each has taken its own steps before, and cleared its gradients."""
         self._point([copy - p for copy, p in zip(self._copies, self._parameters, strict=True)] if self._each else self._moved())
         self._copy(self._parameters, self._copies)
         self._optimizer.step()
@@ -39,7 +40,7 @@ class Outer:
         return list(torch._foreach_sub(self._copies, list(self._parameters)))
 
     def _point(self, moved: list[torch.Tensor]) -> None:
-        """The outer gradients: the mean over all ranks, in one message."""
+        """Sets the outer gradients: the mean of `moved` over all ranks, by one all_reduce."""
         if dist.is_initialized() and dist.get_world_size() > 1:
             flat = torch.cat([each.reshape(-1) for each in moved])
             flat /= dist.get_world_size()
@@ -57,10 +58,10 @@ class Outer:
             one.copy_(other)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs: the copy and the momentum."""
+        """The state for a checkpoint: the copy and the momentum."""
         return {"parameters": self._copies, "optimizer": self._optimizer.state_dict()}
 
 
 def outer_of(plan: Plan, habits: Framework, model: nn.Module) -> Outer | None:
-    """The outer optimizer of a plan that has one."""
+    """The outer optimizer of a plan; None if it has none."""
     return Outer(model, habits) if plan.local and plan.update.outer == "nesterov" else None

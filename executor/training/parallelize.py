@@ -1,7 +1,7 @@
-"""How a plan that `limits` lets pass is applied to a model: the recipe, axis by axis, with PyTorch's own tools.
+"""Applies a plan that `executor.training.limits` accepts to a model, axis by axis, with PyTorch's own tools.
 
-tensor parallel (DTensor) -> recomputation -> sharded (FSDP2, HSDP) or replicated (DDP) data parallel. Pipelines cut the
-model first and apply the same recipe to each stage (`executor.training.pipeline`).
+The order: tensor parallel (DTensor) -> recomputation -> sharded (FSDP2, HSDP) or replicated (DDP) data parallel. Pipelines cut the
+model first and apply the same steps to each stage (`executor.training.pipeline`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def device_mesh(plan: Plan, world: World) -> DeviceMesh:
 
 
 def expert_mesh(plan: Plan, world: World) -> DeviceMesh | None:
-    """The same ranks with dp_shard in two: those that hold the same experts, and those that share them out, which are neighbours. None where nobody
-    shares them out."""
+    """A mesh of the same ranks with dp_shard divided into two axes: ranks that hold the same experts (`HELD`), and neighbouring ranks that
+    together hold all experts (`EXPERTS`). None if ep = 1."""
     mesh, ep = mesh_of(plan), plan.parallel.ep
     if ep == 1:
         return None
@@ -54,15 +54,15 @@ def expert_mesh(plan: Plan, world: World) -> DeviceMesh | None:
 
 
 def _mesh(sizes: dict[str, int], world: World) -> DeviceMesh:
-    # Unsaid, torch would split the groups of an axis off the world's, gloo's too. gloo's split takes the process's first gloo group for the
-    # world's and dies of any later one (pytorch issue 192106), as after a probe of ranks that a launcher started. Groups of an axis that has a
-    # backend of its own are made one by one.
+    # By default torch would split the groups of an axis off the default group, those of gloo too. gloo's split mistakes the process's first
+    # gloo group for the default one and fails with any later one (pytorch issue 192106), as after a probe by ranks that a launcher started.
+    # If an axis has its own backend, torch makes its groups one by one.
     own: dict[Any, Any] = {name: NCCL for name, size in sizes.items() if size != world.size} if world.backend == "nccl" else {}
-    # Ranks that share a GPU talk through gloo alone: a mesh of "cuda" might make groups of NCCL, which refuses them.
+    # Ranks that share a GPU communicate only through gloo: a mesh of "cuda" might make NCCL groups, which NCCL refuses.
     mesh = init_device_mesh(
         "cpu" if world.shared else world.kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=own or None
     )
-    for name in sizes:  # torch has no other way to say it (torchtitan/distributed/utils.py does so too)
+    for name in sizes:  # torch has no other way to set the timeout (torchtitan/distributed/utils.py does so too)
         dist.distributed_c10d._set_pg_timeout(world.limit, mesh[name].get_group())
     return mesh
 
@@ -70,7 +70,8 @@ def _mesh(sizes: dict[str, int], world: World) -> DeviceMesh:
 def parallelize(
     model: nn.Module, plan: Plan, world: World, habits: Framework, mesh: DeviceMesh | None, experts: DeviceMesh | None
 ) -> nn.Module:
-    """The model as it is called in the training loop; blocks are its direct children. `experts`: of `expert_mesh`."""
+    """The model as the training loop calls it; its blocks must be its direct children. `experts`: the mesh of `expert_mesh`. Without `mesh`
+    (one rank) the model is only recomputed as the plan says."""
     p = plan.parallel
     model = model if unfilled(model) else model.to(world.device)
     if mesh is not None and p.tp > 1:
@@ -88,9 +89,9 @@ def parallelize(
 
 
 def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh, statistics: bool) -> DistributedDataParallel:
-    """DDP with the plan's bucket size; `statistics`: those of batch norms go from the first rank to all. `comm.overlap = false` puts all
-    gradients into one bucket, sent at the end."""
-    # Unsaid, DDP's limits are 1 MiB for the first bucket and 25 MiB; a size that is said, be it 25 MiB, holds for all (torch 2.13).
+    """DDP with the plan's bucket size. `statistics`: the buffers of batch norms are broadcast from the first rank. `comm.overlap = false`
+    puts all gradients into one bucket, which is reduced at the end."""
+    # DDP's default sizes are 1 MiB for the first bucket and 25 MiB for others; a given size, even 25 MiB, holds for all (torch 2.13).
     bucket = None if plan.comm.bucket is None else plan.comm.bucket / 2**20
     if not plan.comm.overlap:
         bucket = float(1 << 20)
@@ -102,17 +103,18 @@ def replicate(model: nn.Module, plan: Plan, world: World, mesh: DeviceMesh, stat
 
 
 def _tables(model: nn.Module) -> list[str]:
-    """Buffers that are no state: every rank makes the same (rotary positions)."""
+    """Names of buffers that are not in the state dict, as every rank computes the same (rotary positions)."""
     kept = model.state_dict().keys()
     return [name for name, _ in model.named_buffers() if name not in kept]
 
 
 def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Framework, experts: DeviceMesh | None = None) -> nn.Module:
-    """FSDP2: every layer is a unit, then what is left (the ends, which may share a table); HSDP where there are replicas too. Of `habits`:
-    ends that share no table are units too, of which the head keeps what it has gathered (torchtitan/distributed/fsdp.py), or the last layer does.
-    `experts`: the mesh on which each layer's experts are a unit of their own.
+    """FSDP2: every layer is a unit, and the rest (the ends, which may share a table) is the root unit; HSDP if there are replicas too. If
+    `habits` say so, ends that share no table are units as well. The head's unit is not resharded after forward
+    (torchtitan/distributed/fsdp.py), and with `keeps_last` neither is the last layer. `experts`: the mesh on which each layer's experts are
+    a separate unit.
 
-    In a pipeline parameters stay from the first forward of a step to its last backward (torchtitan's default)."""
+    In a pipeline parameters stay gathered from the first forward of a step to its last backward (torchtitan's default)."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     how = habits.precision
@@ -136,7 +138,7 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
                 fully_shard(units, mesh=experts[axes], reshard_after_forward=again_here, shard_placement_fn=held, mp_policy=policy)
                 divided_by(units[0], plan.data_ranks, experts[HELD], plan.parallel.ep)
             fully_shard(block, mesh=over, reshard_after_forward=again_here, shard_placement_fn=place, mp_policy=policy)
-    # The root keeps what it has gathered (torch's default): backward needs it at once.
+    # The root is not resharded after forward (torch's default), as backward needs it at once.
     fully_shard(model, mesh=over, reshard_after_forward=None if again else False, mp_policy=policy)
     if experts is not None:
         gather_ahead(model, layers)
@@ -144,10 +146,11 @@ def shard(model: nn.Module, plan: Plan, mesh: DeviceMesh, zero: int, habits: Fra
 
 
 def placement(model: nn.Module, ranks: int) -> Callable[[nn.Parameter], Shard | None]:
-    """Experts are shared out whole, or by rows of each where `ranks` does not divide their number (torchtitan's shard_placement_fn)."""
+    """FSDP2's `shard_placement_fn`: experts are sharded over `ranks` as wholes or, if `ranks` does not divide their number, by the rows of
+    each (torchtitan's shard_placement_fn)."""
     from torch.distributed.tensor import Shard
 
-    # Not all that has three dimensions is theirs: a class token is (1, 1, hidden).
+    # Three dimensions alone do not make an expert's weight: a class token is (1, 1, hidden).
     experts = {id(weight) for module in model.modules() if isinstance(module, Product) for weight in module.each}
 
     def place(parameter: nn.Parameter) -> Shard | None:
@@ -157,8 +160,8 @@ def placement(model: nn.Module, ranks: int) -> Callable[[nn.Parameter], Shard | 
 
 
 def tensor_parallel(model: nn.Module, mesh: DeviceMesh, sequence: bool, local: bool = False) -> None:
-    """Column- then row-parallel linears; with `sequence`, norms and residuals hold a slice of the sequence. `local`: the logits are
-    this rank's columns as a plain tensor, as stages of a pipeline exchange them."""
+    """Makes linears column-parallel, then row-parallel. `sequence`: norms and residuals hold a slice of the sequence. `local`: the logits
+    are a plain tensor with this rank's columns, as pipeline stages exchange plain tensors."""
     from torch.distributed.tensor.parallel import parallelize_module
 
     for name, block in model.named_children():
@@ -191,7 +194,8 @@ def _layer(block: nn.Module, sequence: bool) -> dict[str, ParallelStyle]:
 
 
 def parallel_loss(split: bool) -> contextlib.AbstractContextManager[None]:
-    """Under tensor parallelism the loss reads each rank's slice of the vocabulary."""
+    """The context in which the loss reads each rank's slice of the vocabulary; without tensor parallelism (`split` = False) it does
+    nothing."""
     if not split:
         return contextlib.nullcontext()
     from torch.distributed.tensor.parallel import loss_parallel
@@ -206,7 +210,8 @@ def whole(value: Tensor) -> Tensor:
 
 
 def alike(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Parameters that are trained in groups of one kind: foreach kernels take no mixture of plain and distributed tensors, nor of meshes."""
+    """The trained parameters, grouped by mesh: foreach kernels take no mixture of plain and distributed tensors, nor of different
+    meshes."""
     groups: dict[str, list[nn.Parameter]] = {}
     for parameter in (one for one in model.parameters() if one.requires_grad):
         groups.setdefault(str(getattr(parameter, "device_mesh", "plain")), []).append(parameter)
@@ -214,13 +219,13 @@ def alike(model: nn.Module) -> list[list[nn.Parameter]]:
 
 
 def _axes(parameter: nn.Parameter) -> tuple[str, ...] | None:
-    """Of the mesh over which it is sharded."""
+    """Names of the axes of the mesh on which the parameter is distributed; None for a plain tensor."""
     mesh: DeviceMesh | None = getattr(parameter, "device_mesh", None)
     return mesh.mesh_dim_names if mesh is not None else None
 
 
 def clip(model: nn.Module, mesh: DeviceMesh | None) -> None:
-    """Gradients scaled to a global norm of 1; a pipeline's ranks sum the norms of their stages (as torchtitan's)."""
+    """Clips gradients to a global norm of 1; the ranks of a pipeline sum the squared norms of their stages (as in torchtitan)."""
     groups, piped = alike(model), mesh is not None and mesh["pp"].size() > 1
     if len(groups) == 1 and not piped:
         nn.utils.clip_grad_norm_(groups[0], 1.0)
@@ -240,7 +245,7 @@ def clip(model: nn.Module, mesh: DeviceMesh | None) -> None:
 
 
 def recompute(model: nn.Module, plan: Plan) -> None:
-    """Whole layers run again in backward."""
+    """Wraps whole layers in activation checkpointing, the first `memory.recompute_layers` or all, if the plan recomputes."""
     if plan.memory.recompute == "none":
         return
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper

@@ -38,7 +38,8 @@ from topologies.errors import BadInput
 
 
 def cuts(plan: Plan, blocks: list[str], ends: int = 0) -> list[list[str]]:
-    """Names of each stage's blocks: layers as `parallel.stages` says or as they are dealt out (`ends`: of `dealt`), the ends on the ends."""
+    """The names of each stage's blocks: layers divided as `parallel.stages` says, or by `dealt` (which `ends` is for); the embedding is in
+    the first stage, the head in the last. Raises `BadInput` for fewer layers than stages."""
     p = plan.parallel
     count = p.pp * p.chunks
     layers = [name for name in blocks if name.startswith("L")]
@@ -101,7 +102,8 @@ class Pipeline:
 
 
 def activation(spec: ModelSpec, plan: Plan, seq: int, after: str, dtype: torch.dtype) -> Tensor:
-    """What leaves block `after` on one rank for one micro-batch, without data: stages then need not tell each other."""
+    """The output of block `after` ("": the model's input) on one rank for one micro-batch, on "meta", without data. With it, stages need
+    not send each other their shapes."""
     micro, p = plan.batch.micro, plan.parallel
     if isinstance(spec, Mlp):
         width = spec.widths[0] if not after else spec.widths[int(after[1:]) + 1]
@@ -116,7 +118,7 @@ def activation(spec: ModelSpec, plan: Plan, seq: int, after: str, dtype: torch.d
 
 
 def _split_vocabulary(logits: Tensor, mesh: DeviceMesh) -> Tensor:
-    """This rank's columns as a part of all: the loss then sums over `tp` by itself."""
+    """The logits of this rank's slice of the vocabulary as a DTensor, so that the loss reduces over `tp` by itself."""
     from torch.distributed.tensor import DTensor, Shard
 
     return DTensor.from_local(logits, mesh, (Shard(-1),), run_check=False)
@@ -130,11 +132,12 @@ _SEVERAL: dict[Name, Any] = {
     "zb-v": ScheduleZBVZeroBubble,
     "dualpipe": ScheduleDualPipeV,
 }
-"""Classes that take a rank's stages as a list, also where there is one alone."""
+"""Schedules whose classes take a list of the rank's stages, even of a single one."""
 
 
 def schedule_of(plan: Plan, stages: list[PipelineStage], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    """torch's schedule of the plan's name; where it has none, or the actions are the plan's own, its runtime with each rank's actions."""
+    """torch's schedule of the plan's name. If torch has none, or the plan has its own actions, torch's runtime with the actions of each
+    rank."""
     p, name = plan.parallel, name_of(plan.parallel)
     more: dict[str, Any] = {"n_microbatches": plan.microbatches, "loss_fn": loss}
     if name in _SINGLE:
@@ -142,7 +145,7 @@ def schedule_of(plan: Plan, stages: list[PipelineStage], loss: Callable[[Tensor,
     if name in _SEVERAL:
         return _SEVERAL[name](stages, **more)
     runtime = _PipelineScheduleRuntime(stages, **more)  # type: ignore[no-untyped-call]
-    with tempfile.TemporaryDirectory() as folder:  # torch reads files alone
+    with tempfile.TemporaryDirectory() as folder:  # torch reads actions only from files
         path = Path(folder) / "schedule.csv"
         lines = (schedule(name, p.pp, rank, plan.microbatches, p.virtual_stages) for rank in range(p.pp))
         path.write_text("".join(f"{','.join(map(str, line))}\n" for line in lines))

@@ -50,7 +50,8 @@ class Trainer:
         self.seq = sequence_length(plan, self.spec)
         self.habits = framework_of(plan)
         self.data_rank = data_rank(plan, world.rank)
-        # Workers are forked before the model is there: a page that they share is copied when the rank next writes to it, for dozens of steps.
+        # Workers are forked before the model exists: each shared page is copied when the rank next writes to it, which lasts dozens of
+        # steps.
         self._read = self._reads()
         set_precision(plan.precision == "tf32")
         torch.manual_seed(plan.seed)  # every split starts from the same weights
@@ -63,7 +64,7 @@ class Trainer:
         self.inner = model.to(dtype, memory_format=self.format)  # type: ignore[call-overload]
         if wide:
             widen(model)
-        if self.habits.precision.master:  # as the optimizer reads them: FSDP2 casts what it gathers, but no buffers
+        if self.habits.precision.master:  # the optimizer updates fp32; FSDP2 casts the parameters that it gathers, but no buffers
             for parameter in model.parameters():
                 parameter.data = parameter.data.float()
         self.mixed = Mixed(plan, self.habits, world.kind)
@@ -81,23 +82,24 @@ class Trainer:
             self.model = parallelize(self.inner, plan, world, self.habits, self.mesh, experts)
         self.optimizer = optimizer_of(plan.optimizer.name, self.habits, self.model)
         self.outer = outer_of(plan, self.habits, self.model)
-        # Made at once: a small tensor kept from each step would lie in what its logits leave free, and the next ones would not fit there.
+        # One tensor for all steps: a small one kept from each step would split the free memory of its logits, and the next would not fit
+        # in.
         self._losses = torch.zeros(steps, device=world.device)
         self._first_buckets: list[int] = []
         self._logs = set[str]()
         self._handover = Handover(plan, world)
-        if world.kind == "cuda":  # weights were made in fp32: that peak is not the training's
+        if world.kind == "cuda":  # weights were made in fp32, whose peak of memory is not that of training
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(world.device)
 
     def _reads(self) -> Iterator[Pair]:
-        """The rank's micro-batches as they are read: its loader's workers begin."""
+        """The rank's micro-batches on the host. Starts the loader's workers."""
         samples = Samples(self.plan, self.spec, self.seq, self.data, self.steps * self.plan.microbatches * self.plan.batch.micro)
         check_shared(self.plan, samples, self.world.local_size)
         return iter(loader_of(self.plan, samples, self.data_rank, self.steps, self.world.kind == "cuda"))
 
     def batches(self) -> Iterator[Pair]:
-        """The rank's micro-batches, on its device, as many as its steps take."""
+        """The rank's micro-batches on its device, as many as all steps need."""
         for x, y in self._lying() if self.plan.data.source == "device" else map(self._handover, self._read):
             if self.plan.data.create == "cpu":
                 torch.rand(x.shape).to(self.world.device)
@@ -106,11 +108,11 @@ class Trainer:
             yield x, y
 
     def _lying(self) -> Iterator[Pair]:
-        """The first micro-batch again and again: it stays on the device."""
+        """The first micro-batch again and again; it stays on the device."""
         return repeat(self._handover(next(self._read)), self.steps * self.plan.microbatches)
 
     def step(self, batches: Iterator[Pair], number: int) -> None:
-        """One optimizer step: all micro-batches, then the update, then output where the plan asks for it."""
+        """One optimizer step: all micro-batches, then the update, then output if it is due."""
         train = self.plan.task != "forward"
         with torch.profiler.record_function(f"step:{number}"), contextlib.nullcontext() if train else torch.no_grad():
             total = self._accumulate(batches) if self.pipeline is None else self._through_pipeline(batches)
@@ -181,11 +183,11 @@ class Trainer:
 
     @property
     def _knows(self) -> bool:
-        """The loss: in a pipeline its last stage does."""
+        """True if this rank has the loss; in a pipeline only the last stage has it."""
         return self.pipeline is None or self.pipeline.last
 
     def _write(self, number: int, loss: Tensor) -> None:
-        """Logs, synchronises and saves, each where the step's number asks for it."""
+        """Logs, synchronises and saves, each if it is due at this step."""
         out = self.plan.output
         if self._knows and due(out.log_every, number):
             text = f"step {number} loss {loss.item():.5f}"
@@ -202,13 +204,13 @@ class Trainer:
             save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **outer}, self.plan, self.world)
 
     def _say(self, name: str, what: object) -> None:
-        """A line more in a log of this run: one that an earlier run in the folder has left is begun anew."""
+        """Appends a line to a log in the run's folder; the first line overwrites the log of an earlier run."""
         with (self.world.folder / name).open("a" if name in self._logs else "w") as log:
             print(what, file=log)
         self._logs.add(name)
 
     def buckets(self) -> tuple[list[int], list[int]]:
-        """DDP's bucket sizes in bytes: of the first step, and after DDP rebuilt them."""
+        """DDP's bucket sizes in bytes: in the first step, and after DDP has rebuilt them. Empty lists without DDP."""
         return self._first_buckets, self._bucket_sizes("rebuilt_bucket_sizes")
 
     def _bucket_sizes(self, key: str) -> list[int]:
@@ -220,11 +222,11 @@ class Trainer:
         return [int(size) for size in text.replace(" ", "").split(",") if size]
 
     def losses(self) -> list[float]:
-        """The loss of every step, of this rank's samples."""
+        """The loss of every step over this rank's samples; [] on ranks that do not have the loss."""
         return [float(loss) for loss in self._losses.tolist()] if self._knows else []
 
     def peak_memory(self) -> int:
-        """Bytes: the allocator's peak on CUDA, the process's peak resident set on a CPU."""
+        """Peak memory in bytes: of the allocator on CUDA, of the process's resident set on a CPU."""
         if self.world.kind == "cuda":
             return int(torch.cuda.max_memory_allocated(self.world.device))
         import resource
@@ -233,7 +235,7 @@ class Trainer:
 
 
 def drop_others(whole: nn.Module, own: nn.Module) -> None:
-    """Gives back the device memory of the blocks that are other ranks' stages; as modules they stay."""
+    """Frees the device memory of the blocks of other ranks' stages; the modules stay, on "meta"."""
     kept = {id(parameter) for parameter in own.parameters()}
     for block in whole.children():
         if not any(id(parameter) in kept for parameter in block.parameters()):
