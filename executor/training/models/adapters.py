@@ -1,4 +1,4 @@
-"""Low-rank adapters beside a model's linears, as PEFT puts them there: the model is frozen, they are trained (Hu et al. 2021)."""
+"""Low-rank adapters (LoRA) on a model's linears, as in PEFT: the model is frozen, only adapters are trained (Hu et al. 2021)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sim.model.layers.lora import chosen
 from sim.model.specs.lora import Lora
 
 SCALE = 2.0
-"""What an adapter's result is multiplied by (PEFT: lora_alpha / r), whichever number it is."""
+"""Factor of an adapter's result (PEFT: lora_alpha / r); its value does not matter for the time."""
 
 
 class Adapter(nn.Module):
-    """B A dropout(x), scaled, of the dtype that its weights have: x is cast to it."""
+    """B A dropout(x), scaled. x is cast to the dtype of the adapter's weights, which the result has too."""
 
     def __init__(self, k: int, n: int, lora: Lora) -> None:
         super().__init__()
         self.down, self.up = nn.Linear(k, lora.rank, bias=False), nn.Linear(lora.rank, n, bias=False)
         self.drop = nn.Dropout(lora.dropout) if lora.dropout else nn.Identity()
-        with torch.no_grad():  # nothing is added before the first update
+        with torch.no_grad():  # B is zero, so that an adapter adds nothing before the first update
             nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
             self.up.weight.zero_()
 
@@ -33,7 +33,7 @@ class Adapter(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A linear with an adapter beside it."""
+    """A linear and its adapter; their results are added."""
 
     def __init__(self, base: nn.Linear, lora: Lora) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Adapted(nn.Module):
 
 
 def adapt(model: nn.Module, lora: Lora) -> None:
-    """Freezes the model, and puts adapters beside the linears that `lora` names."""
+    """Freezes the model, and adds adapters to the linears that `lora` names."""
     model.requires_grad_(False)
     for name, block in model.named_children():
         for path, module in list(parts_of(block)):
@@ -68,7 +68,7 @@ def _beside(module: nn.Module, lora: Lora) -> Adapted:
 
 
 def widen(model: nn.Module) -> None:
-    """Adapters in fp32, whatever the model has."""
+    """Converts adapters to fp32, whatever dtype the model has."""
     for module in model.modules():
         if isinstance(module, Adapter):
             module.float()

@@ -11,7 +11,7 @@ from sim.framework.framework import Framework
 from sim.model.specs.decoder import Decoder
 
 RATE = 0.1
-"""Of dropout, where the framework turns it on and the model says no rate."""
+"""Rate of dropout if the framework has dropout and the model states no rate."""
 
 
 def rate_of(spec: Decoder, habits: Framework) -> float:
@@ -22,10 +22,11 @@ def rate_of(spec: Decoder, habits: Framework) -> float:
 
 
 class Layer(nn.Module):
-    """One decoder layer: norm1, attention, residual, norm2, MLP, residual; norms before, after or both; or both branches beside each other.
+    """One decoder layer: norm1, attention, residual, norm2, MLP, residual; norms before a branch, after it or both; or both branches in
+    parallel.
 
-    A fused qkv holds the rows of one key-value group together (its queries, key, value), and a fused gate-and-up those of
-    one tensor-parallel shard, so that splitting the rows over `tp` ranks gives each rank whole heads and whole pairs.
+    A fused qkv has the rows of each key-value group together (its queries, key, value), and a fused gate-and-up has those of each
+    tensor-parallel shard together, so that splitting the rows over `tp` ranks gives each rank whole heads and whole pairs.
     """
 
     def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int, routed: bool, rotated: bool) -> None:
@@ -123,7 +124,7 @@ class Layer(nn.Module):
 
 
 def _times(x: Tensor, scaled: bool) -> Tensor:
-    """A kernel of multiplication by a fixed number, whichever it is."""
+    """If `scaled`, runs the kernel of a multiplication by a fixed number; its value does not matter."""
     return x * 1.0 if scaled else x
 
 
@@ -132,14 +133,14 @@ def _norm(spec: Decoder) -> nn.Module:
 
 
 def _by_shard(up: Linear, tp: int) -> None:
-    """Rows (gate, up) of the whole become (gate, up) of each shard: the same function, whatever the split."""
+    """Reorders the rows (gate, up) of the whole into (gate, up) of each shard, so that the layer computes the same for every `tp`."""
     with torch.no_grad():
         for tensor in up.parameters():
             tensor.copy_(tensor.view(2, tp, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape))
 
 
 class Embed(nn.Module):
-    """Token rows, plus learned positions, dropout, a norm."""
+    """Token embedding, plus learned positions, dropout and a norm, each if the model has it."""
 
     def __init__(self, spec: Decoder, habits: Framework, seq: int) -> None:
         super().__init__()
@@ -158,7 +159,7 @@ class Embed(nn.Module):
 
 
 class Head(nn.Module):
-    """Last norm and the logits."""
+    """The last norm and the logits."""
 
     def __init__(self, spec: Decoder) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Layers of a tower that a decoder reads beside its end: what projects each, and what adds it to the stream."""
+"""DeepStack: outputs of a vision tower's inner layers that a decoder reads too: `Merger` projects them, `Deepstack` adds them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sim.model.specs.vlm import VisionLanguage
 
 
 class Merger(nn.Module):
-    """What projects a layer of the tower that the decoder reads beside the last one's."""
+    """Projects the output of an inner layer of the tower to the decoder's width."""
 
     def __init__(self, spec: VisionLanguage) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Merger(nn.Module):
 
 
 class Deepstack(nn.Module):
-    """A block of one part: pictures' rows in a copy of the stream, summed with what a merger made."""
+    """A block with one part, which adds a merger's output to the rows of pictures in the decoder's activations."""
 
     def __init__(self, spec: VisionLanguage) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Deepstack(nn.Module):
 
 
 class Added(nn.Module):
-    """The first `rows` of each sequence, taken by a mask, summed and put back."""
+    """Adds `deep` to the first `rows` tokens of each sequence, in a copy; they are selected by a mask."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()

@@ -14,11 +14,11 @@ from sim.framework.framework import Framework
 from sim.model.specs.spec import EncDec
 
 _FARTHEST = 128
-"""Tokens apart from which on all distances are one (T5's relative_attention_max_distance)."""
+"""Distance in tokens from which all distances share a bucket (T5's relative_attention_max_distance)."""
 
 
 class Relative(nn.Module):
-    """A learned number for each head and bucket of distances: (1, heads, queries, keys)."""
+    """Relative position bias: a learned number for each head and bucket of distances, as (1, heads, queries, keys)."""
 
     def __init__(self, buckets: int, heads: int, length: int, causal: bool) -> None:
         super().__init__()
@@ -32,7 +32,8 @@ class Relative(nn.Module):
 
 
 def _bucket(apart: Tensor, buckets: int, causal: bool) -> Tensor:
-    """Half of the buckets for each direction unless `causal`; of these half are one token wide, the others widen logarithmically."""
+    """The bucket of each distance. Each direction has half of the buckets, unless `causal`; half of those are one token wide, the others
+    grow logarithmically."""
     side = torch.zeros_like(apart)
     if not causal:
         buckets //= 2
@@ -55,7 +56,7 @@ class Attention(nn.Module):
         self.rate = spec.dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        """(batch, tokens, heads x d) each; returns the same."""
+        """All are (batch, tokens, heads x d), and so is the result. `bias`, if any, is added to the scores."""
         q, k, v = (x.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for x in (q, k, v))
         drops = self.rate if self.training else 0.0
         mask = None if bias is None else bias.to(q.dtype)
@@ -75,7 +76,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, in the decoder attention over the encoder's result, MLP; each with its residual and a norm before or after it."""
+    """Attention, in the decoder also cross-attention to the encoder's result, and MLP; each with a residual and a norm before or after
+    it."""
 
     def __init__(self, spec: EncDec, habits: Framework, *, decodes: bool, first: bool, length: int) -> None:
         super().__init__()
@@ -103,12 +105,13 @@ class Layer(nn.Module):
         self._norm(spec, "mlp", first=False)
 
     def _norm(self, spec: EncDec, name: str, *, first: bool) -> None:
-        """Registered where it runs: before its mixer, or after it."""
+        """Registers a norm in the order in which it runs: before its mixer, or after it."""
         if first == spec.pre_norm:
             self.add_module(f"{name}__norm", make_norm(spec.norm, spec.hidden))
 
     def forward(self, x: Tensor, bias: Tensor | None = None, result: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """`bias`: of the stack's first layer; `result`: the encoder's. Returns the activations and the bias."""
+        """`bias`: made by the first layer of the stack; `result`: the encoder's, for cross-attention. Returns the activations and the
+        bias."""
         y = self._before("attn", x)
         if self.attn__positions is not None:
             bias = self.attn__positions()
@@ -131,12 +134,13 @@ class Layer(nn.Module):
 
 
 def _apart(parts: tuple[Tensor, ...], count: int) -> tuple[Tensor, ...]:
-    """What one linear gave for several, or several gave."""
+    """`count` results: those of `count` linears, or the chunks of one fused linear."""
     return parts[0].chunk(count, -1) if len(parts) == 1 else parts
 
 
 class Embed(nn.Module):
-    """Rows of the table, sinusoids where positions are not relative; the decoder's reads the encoder's table, after the encoder's last norm."""
+    """Token embedding, plus sinusoids if positions are not relative. The decoder's (`target`) shares the encoder's table, and holds the
+    encoder's last norm."""
 
     def __init__(self, spec: EncDec, length: int, *, target: bool = False) -> None:
         super().__init__()
@@ -148,7 +152,7 @@ class Embed(nn.Module):
         self.register_buffer("waves", None if spec.relative else _waves(length, spec.hidden), persistent=False)
 
     def forward(self, ids: Tensor, result: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The tokens' activations, and the encoder's `result` as the decoder reads it."""
+        """The embedded tokens, and the encoder's `result` after its last norm."""
         if result is not None and hasattr(self, "norm"):
             result = self.norm(result)
         x = self.tokens(ids)
@@ -190,7 +194,7 @@ def blocks(spec: EncDec, habits: Framework, seq: int) -> Iterator[tuple[str, nn.
 
 
 def run(children: dict[str, nn.Module], ids: Tensor, seq: int) -> Tensor:
-    """(batch, source and target tokens) to the target's logits."""
+    """Runs all blocks. `ids`: (batch, source and target tokens); returns the target's logits."""
     bias, result = None, None
     x, _ = children["embed"](ids[:, :seq])
     for name, block in children.items():

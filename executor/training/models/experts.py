@@ -1,9 +1,10 @@
-"""Routed experts: router, rows sorted by expert, grouped products, their weighted sum, and the experts that all tokens share.
+"""Routed experts: router, rows sorted by expert, grouped GEMMs, their weighted sum, and shared experts.
 
-Written as torchtitan's models/moe/moe.py: weights of all experts are one tensor, rows go through torch.nn.functional.grouped_mm (in 16 bits one
-kernel on a GPU; on a CPU a loop over experts in C++). Routing is balanced, as predictions assume it: the router computes its choice, which
-is then replaced by the experts in turn (torchtitan's debug.moe_force_load_balance, Megatron-Core's moe_router_force_load_balancing). Left alone,
-freshly drawn routers send the fullest of four experts 1.4 to 2.0 times its share (the plan `experts` of `executor.validation.here_plans`).
+As in torchtitan's models/moe/moe.py, the weights of all experts are one tensor, and rows are multiplied by torch.nn.functional.grouped_mm
+(in 16 bits one kernel on a GPU; on a CPU a loop over experts in C++). Routing is balanced, as predictions assume: the router computes its
+choice, which is then replaced by the experts in turn (torchtitan's debug.moe_force_load_balance, Megatron-Core's
+moe_router_force_load_balancing). Without that, newly initialised routers send the fullest of four experts 1.4 to 2.0 times its share (the
+plan `experts` of `executor.validation.here_plans`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from executor.training.models.exchange import Exchange
 
 Routed = tuple[Tensor, Tensor, Tensor]
-"""Of each sorted row: its weight (rows x 1, fp32) and its token; of each expert: where its rows end (int32)."""
+"""For each sorted row its weight (rows x 1, fp32) and its token's number; for each expert where its rows end (int32)."""
 
 
 class Router(nn.Module):
-    """Scores, their softmax, top-k, and the order of rows by expert. With a correction, which joins the choice alone, a sigmoid (DeepSeek-V3,
-    technical report, section 2.1.2): models that have the one have the other."""
+    """Scores, their softmax, top-k, and the order of rows by expert. With a correction bias, which only affects the choice of experts, the
+    scores go through a sigmoid instead of a softmax (DeepSeek-V3, technical report, section 2.1.2)."""
 
     def __init__(self, hidden: int, spec: Moe) -> None:
         super().__init__()
@@ -35,13 +36,13 @@ class Router(nn.Module):
         self.correction = Correction(spec.experts) if spec.correction else None
 
     def forward(self, rows: Tensor) -> Routed:
-        """(tokens, hidden)."""
+        """`rows`: (tokens, hidden)."""
         scores = self.scores(rows)
         shares = scores.softmax(-1, dtype=torch.float32) if self.correction is None else scores.float().sigmoid()
         ranked = shares if self.correction is None else self.correction(shares)
         chosen = balanced(ranked.topk(self.top_k, sorted=False)[1], self.experts)
         weights = shares.gather(1, chosen)
-        if self.top_k > 1:  # a single one would be 1 whatever the router says
+        if self.top_k > 1:  # normalised, a single weight would always be 1
             weights = weights / weights.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)
         rows_each = torch.histc(chosen.flatten().float(), self.experts, 0, self.experts)  # bincount would make the host wait
@@ -50,7 +51,7 @@ class Router(nn.Module):
 
 
 class Correction(nn.Module):
-    """A number for each expert, without a gradient, added to the scores that choose."""
+    """A bias for each expert, without a gradient, added to the scores that choose experts."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -61,12 +62,12 @@ class Correction(nn.Module):
 
 
 def balanced(chosen: Tensor, experts: int) -> Tensor:
-    """(tokens, top_k) as `chosen`, with the experts in turn: each gets as many rows as any other, or one more."""
+    """Expert numbers of shape (tokens, top_k), like `chosen`, with the experts in turn: all get equally many rows, or one more."""
     return torch.arange(chosen.numel(), device=chosen.device).remainder_(experts).view(chosen.shape)
 
 
 class Product(nn.Module):
-    """One or several grouped products on the same rows, as one part."""
+    """One or several grouped GEMMs of the same rows, as one part. `widths`: columns of each result."""
 
     def __init__(self, experts: int, k: int, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -75,26 +76,27 @@ class Product(nn.Module):
             nn.init.uniform_(weight, -(k**-0.5), k**-0.5)  # as nn.Linear's of each expert
 
     def forward(self, rows: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
-        """(rows, k), sorted by expert."""
+        """`rows`: (rows, k), sorted by expert; `ends`: where each expert's rows end."""
         return tuple(F.grouped_mm(rows, weight.transpose(1, 2), offs=ends) for weight in self.each)
 
 
 class Permute(nn.Module):
-    """Each token once for each of its experts, sorted by expert."""
+    """Copies each token once for each of its experts, sorted by expert."""
 
     def forward(self, rows: Tensor, tokens: Tensor) -> Tensor:
         return rows.index_select(0, tokens)
 
 
 class Unpermute(nn.Module):
-    """The weighted sum of each token's results, weighted in fp32. index_add would keep what it adds for backward, which does not read it (torch 2.13)."""
+    """The sum of each token's results, weighted in fp32. scatter_add, since index_add would save its source for backward, which does not
+    need it (torch 2.13)."""
 
     def forward(self, rows: Tensor, results: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
         return torch.zeros_like(rows).scatter_add(0, tokens[:, None].expand_as(results), (results.float() * weights).to(rows.dtype))
 
 
 class Gated(Activation):
-    """The activation on what `Linear` or `Product` give: one result, the halves of one, or two."""
+    """The activation on the results of `Linear` or `Product`: on one result, on the two halves of one, or on two results."""
 
     def forward(self, parts: tuple[Tensor, ...]) -> Tensor:  # type: ignore[override]
         if self.kind in GATES and len(parts) == 1:
@@ -103,7 +105,7 @@ class Gated(Activation):
 
 
 class Shared(nn.Module):
-    """The experts that every token passes through, as one MLP."""
+    """The shared experts, through which every token goes, as one MLP."""
 
     def __init__(self, hidden: int, inner: int, kind: str, fused: bool) -> None:
         super().__init__()
@@ -119,7 +121,7 @@ class Shared(nn.Module):
 
 
 class Merge(nn.Module):
-    """The shared experts' result beside the routed ones', through a gate of one column where there is one (Qwen2-MoE)."""
+    """Adds the shared experts' result to that of the routed ones; `gated`: times the sigmoid of a linear with one column (Qwen2-MoE)."""
 
     def __init__(self, hidden: int, gated: bool) -> None:
         super().__init__()
@@ -130,13 +132,13 @@ class Merge(nn.Module):
 
 
 class Experts(nn.Module):
-    """What stands in place of the MLP: (batch, tokens, hidden) to the same."""
+    """Routed experts, which replace a layer's MLP: (batch, tokens, hidden) to the same shape."""
 
     def __init__(self, hidden: int, spec: Moe, kind: str, fused: bool) -> None:
         super().__init__()
         self.router, self.permute = Router(hidden, spec), Permute()
         self.exchange: Exchange | None = None
-        """Of expert parallelism; the weights are then those of this rank's experts."""
+        """With expert parallelism, the exchange of rows, and the weights are only those of this rank's experts; else None."""
         self.up = Product(spec.experts, hidden, widths_of(spec.ffn, kind, fused))
         self.act = Gated(kind)
         self.down = Product(spec.experts, spec.ffn, (hidden,))
@@ -165,7 +167,7 @@ class Experts(nn.Module):
 
 
 def widths_of(inner: int, kind: str, fused: bool) -> tuple[int, ...]:
-    """Columns of each weight before the activation."""
+    """Output columns of each linear before the activation: one, two for a gated activation, or both in one if `fused`."""
     if kind not in GATES:
         return (inner,)
     return (2 * inner,) if fused else (inner, inner)

@@ -12,10 +12,10 @@ from sim.model.specs.decoder import Decoder
 
 
 class Join(nn.Module):
-    """Of each head its content and its rotary columns side by side; the one rotary key goes to every head."""
+    """Concatenates the content and the rotary columns of each head; the single rotary key is used by all heads."""
 
     def forward(self, q: Tensor, q_rope: Tensor, k: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, heads, seq, columns) each, of `k_rope` one head."""
+        """All are (batch, heads, seq, columns); `k_rope` has one head."""
         return torch.cat((q, q_rope), -1), torch.cat((k, k_rope.expand(-1, k.shape[1], -1, -1)), -1)
 
 

@@ -1,6 +1,6 @@
-"""Parts of models as torch modules: linears, rotary positions, the attention's core, activations, norms.
+"""Parts of models as torch modules: linears, rotary positions, the core of attention, activations, norms.
 
-Each is one part of `sim.model`, so that a profile of the real model can be read by part.
+Each module is one part of `sim.model`, so that a profile of the real model can be read part by part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Linear(nn.Module):
-    """One or several linears on the same input, as one part."""
+    """One or several linears with the same input, as one part. Returns a tuple of their outputs."""
 
     def __init__(self, k: int, widths: tuple[int, ...], bias: bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Linear(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary positions as transformers writes them: x cos + rotate_half(x) sin, of the first `d` columns of each head."""
+    """Rotary positions as in transformers: x cos + rotate_half(x) sin, on the first `d` columns of each head."""
 
     def __init__(self, d: int, positions: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.cat((angles, angles), -1).sin(), persistent=False)
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, heads, seq, d) each."""
+        """Both are (batch, heads, seq, head size), before and after."""
         assert isinstance(self.cos, Tensor) and isinstance(self.sin, Tensor)
         cos, sin = self.cos[: q.shape[2]].to(q.dtype), self.sin[: q.shape[2]].to(q.dtype)
         if self.d == q.shape[-1]:
@@ -63,12 +63,12 @@ class Rotary(nn.Module):
 
 
 def capped(x: Tensor, most: float) -> Tensor:
-    """x where it is small, never beyond `most` (Gemma 2's soft cap)."""
+    """Gemma 2's soft cap: about x where x is small, never beyond `most`."""
     return torch.tanh(x / most) * most
 
 
 class Cap(nn.Module):
-    """`capped` as a part of its own."""
+    """`capped` as a module."""
 
     def __init__(self, most: float) -> None:
         super().__init__()
@@ -79,17 +79,18 @@ class Cap(nn.Module):
 
 
 class Core(nn.Module):
-    """softmax(Q K^T) V, fused or written out. Sequences are whole, so that without `causal` nothing needs a mask; written out, BERT's adds one all the same,
-    and scores may be `capped`."""
+    """softmax(Q K^T) V, fused or (`math`) as separate operators. Sequences are not padded, so without `causal` no mask is needed; but with
+    `math` and `mask` (BERT) one of zeros is added, and with `math` scores may be `capped`."""
 
     def __init__(self, math: bool, causal: bool = True, mask: bool = False, dropout: float = 0.0, capped: bool = False) -> None:
         super().__init__()
         self.math, self.causal, self.mask, self.dropout, self.capped = math, causal, mask, dropout, capped
         self.document = 0
-        """Tokens of each document of a packed sequence, which are taken for sequences of their own; 0: one."""
+        """Tokens of each document of a packed sequence: attention stays inside each. 0: the whole sequence is one document."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(batch, heads, seq, d), fewer key-value heads allowed; returns (batch, seq, heads x d). `mask` is added to the scores."""
+        """All are (batch, heads, seq, d); `k` and `v` may have fewer heads. Returns (batch, seq, heads x d). `mask`, if any, is added to
+        the scores."""
         drops, batch = self.dropout if self.training else 0.0, q.shape[0]
         if self.math:
             groups = q.shape[1] // k.shape[1]
@@ -110,12 +111,13 @@ class Core(nn.Module):
         return out.transpose(1, 2).reshape(batch, -1, out.shape[1] * out.shape[-1])
 
     def _apart(self, x: Tensor) -> Tensor:
-        """Documents beside each other: (batch x documents, heads, document, d). No copy: heads of a token lie together."""
+        """Documents as sequences: (batch x documents, heads, document, d). It is a view without a copy, as the heads of a token are
+        adjacent in memory."""
         return x.reshape(*x.shape[:2], -1, self.document, x.shape[-1]).transpose(1, 2).flatten(0, 1) if self.document else x
 
 
 class Activation(nn.Module):
-    """act(x), or act(gate) x up."""
+    """act(x), or with `up` act(x) times up (gated)."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -134,7 +136,7 @@ def make_norm(kind: str, width: int, bias: bool = True, weight: bool = True) -> 
 
 
 class WrittenOut(nn.Module):
-    """RMSNorm as transformers writes it (LlamaRMSNorm): in fp32, operator by operator."""
+    """RMSNorm as in transformers (LlamaRMSNorm): in fp32, by separate operators."""
 
     def __init__(self, norm: nn.RMSNorm) -> None:
         super().__init__()
@@ -149,7 +151,7 @@ class WrittenOut(nn.Module):
 
 
 def write_norms_out(model: nn.Module) -> None:
-    """Each RMSNorm of the model as `WrittenOut`."""
+    """Replaces each RMSNorm of the model by `WrittenOut`."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.RMSNorm):
@@ -157,14 +159,14 @@ def write_norms_out(model: nn.Module) -> None:
 
 
 class Dropout(nn.Dropout):
-    """None for a share of 0: the module is there, but launches nothing."""
+    """Dropout that launches nothing if its rate is 0."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if self.p else x
 
 
 class Scale(nn.Module):
-    """A learned factor for each column, or (a width of 1) for all."""
+    """A learned factor for each column, or one factor for all columns if `hidden` is 1."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Vision-language models: a tower's blocks, the projector's with the words, then a decoder's.
+"""Vision-language models: the blocks of a vision tower, one of the projector and the token embedding, then those of a decoder.
 
-A sample is one tensor: its pictures' bits, then its ids, all as int32, which nothing on the way casts (`packed`, `unpacked`).
+A sample is one int32 tensor: the bits of its pictures, then its token ids. As int32 nothing on the way casts it (`packed`, `unpacked`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Blocks = Iterable[tuple[str, nn.Module]]
 
 
 def blocks(spec: VisionLanguage, habits: Framework, seq: int) -> Blocks:
-    """Name and module of each block as far as the decoder's layers; of what is frozen no parameter takes a gradient."""
+    """Name and module of each block before the decoder's layers; parameters of frozen parts need no gradient."""
     tower = spec.tower
     yield "patches", _frozen(Stem(tower), "tower" in spec.frozen)
     for at in range(tower.layers):
@@ -35,7 +35,8 @@ def blocks(spec: VisionLanguage, habits: Framework, seq: int) -> Blocks:
 
 
 def deepened(spec: VisionLanguage, rest: Blocks) -> Blocks:
-    """The decoder's blocks after its embedding, and after each of the first what adds pictures to it."""
+    """The decoder's blocks after its embedding (`rest`); each of the first ones is followed by a block that adds features of pictures
+    (`Deepstack`)."""
     for at, (name, block) in enumerate(rest):
         yield name, _frozen(block, "decoder" in spec.frozen)
         if at < len(spec.projector.deepstack):
@@ -43,17 +44,17 @@ def deepened(spec: VisionLanguage, rest: Blocks) -> Blocks:
 
 
 def packed(pictures: Tensor, ids: Tensor) -> Tensor:
-    """One sample's fp32 pictures and ids as int32."""
+    """One sample's fp32 pictures (bit by bit) and its ids as one int32 tensor."""
     return torch.cat((pictures.flatten().view(torch.int32), ids.int()))
 
 
 def unpacked(given: Tensor, seq: int) -> tuple[Tensor, Tensor]:
-    """(batch, pixels) in fp32 and (batch, seq) of ids."""
+    """The reverse of `packed` for a batch: (batch, pixels) in fp32, and (batch, seq) of ids."""
     return given[:, :-seq].contiguous().view(torch.float32), given[:, -seq:].long()
 
 
 def run(spec: VisionLanguage, of: dict[str, nn.Module], given: Tensor, seq: int) -> Tensor:
-    """All blocks on a batch of samples."""
+    """Runs all blocks (`of`: by name) on a batch of packed samples. Returns the logits."""
     pixels, ids = unpacked(given, seq)
     tower = spec.tower
     shape = (tower.patches, -1) if tower.frames > 1 else (3, tower.image, tower.image)
@@ -89,7 +90,8 @@ def _frozen(block: nn.Module, still: bool) -> nn.Module:
 
 
 class Patches(nn.Module):
-    """A convolution of stride = kernel = patch, its map as tokens, the class token in front; or (pixels that come patch by patch) a product."""
+    """Patches as tokens, after the class token if there is one: a convolution with stride = kernel = patch or, for pixels that are sorted
+    by patch already, a linear."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -108,7 +110,8 @@ class Patches(nn.Module):
 
 
 class Token(nn.Module):
-    """A module of its own: a module gives its own parameters before its children's, and the convolution's are the first."""
+    """The class token, in a separate module so that the convolution's parameters come first: a module lists its own parameters before those
+    of its children."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -127,7 +130,8 @@ class Positions(nn.Module):
 
 
 class Interpolated(nn.Module):
-    """Rows of a table of `grid` a side, interpolated to each picture's patches (transformers' Qwen3VLVisionModel) and added to them."""
+    """Adds learned positions: a table of `grid` x `grid` rows, interpolated to the patches of each picture (transformers'
+    Qwen3VLVisionModel)."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -147,14 +151,14 @@ class Interpolated(nn.Module):
 
 
 class Reordered(nn.Module):
-    """Rows in another order, by their indices."""
+    """Reorders tokens by their indices, as for windows; any order takes as long, here the reverse."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, torch.arange(x.shape[1] - 1, -1, -1, device=x.device)]
 
 
 class Stem(nn.Sequential):
-    """Patches, positions where they are a table, windows put together, the first norm."""
+    """The tower's beginning: patches, learned positions, sorting into windows, the first norm, each if the tower has it."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -172,7 +176,8 @@ class Stem(nn.Sequential):
 
 
 class Layer(nn.Module):
-    """Attention, residual, MLP, residual, each with a norm before it; in windows where there are some."""
+    """Pre-norm layer of the tower: attention (within windows if `window` > 0) and MLP, each with a residual. `gated`: each branch is scaled
+    by one learned number."""
 
     def __init__(self, tower: Tower, habits: Framework, window: int, gated: bool) -> None:
         super().__init__()
@@ -213,7 +218,8 @@ class Layer(nn.Module):
 
 
 class Bridge(decoder.Embed):
-    """The tower's end, the projector, words, and pictures in the places of the first of them."""
+    """The tower's last norm, the projector, and the token embedding, in which pictures replace the first tokens (unless decoder layers read
+    pictures by cross-attention)."""
 
     def __init__(self, spec: VisionLanguage, habits: Framework, seq: int) -> None:
         super().__init__(spec.decoder, habits, seq)
@@ -253,7 +259,7 @@ class Bridge(decoder.Embed):
         return x
 
     def _fewer(self, x: Tensor) -> Tensor:
-        """Patches averaged or joined, and the norm."""
+        """Averages or joins neighbouring patches, and applies the projector's norm."""
         side = int(self.tower.patches**0.5)
         if self.projector.pool > 1:
             maps = self._part("pool", x.transpose(1, 2).reshape(len(x), -1, side, side))
@@ -263,13 +269,15 @@ class Bridge(decoder.Embed):
         return self._part("norm", x).reshape(len(x), self.per_picture, -1)
 
     def _merged(self, x: Tensor, side: int) -> Tensor:
-        """A square's patches beside each other, one side after the other (transformers' pixel_shuffle)."""
+        """Concatenates the columns of the patches of each square of `merge` x `merge`, first along one side, then along the other
+        (transformers' pixel_shuffle)."""
         n = self.projector.merge
         y = x.view(len(x), side, side // n, -1).permute(0, 2, 1, 3).contiguous()
         return y.view(len(x), side // n, side // n, -1).permute(0, 2, 1, 3).reshape(len(x), self.per_picture, -1)
 
     def forward(self, seen: Tensor, ids: Tensor, beside: list[Tensor] | None = None) -> Tensor | tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Words with pictures among them; or words, and pictures for the layers that read these."""
+        """Embedded tokens with pictures among them; for models with cross-attention (tokens, pictures). `seen`: the tower's output,
+        `beside`: outputs of earlier layers."""
         if self.columns is not None:
             pictures = self.columns(seen, beside or [])
             for name in ("up", "act", "down"):

@@ -1,4 +1,5 @@
-"""Pictures of several tiles (transformers' MllamaVisionModel), and layers of a decoder that read them (MllamaCrossAttentionDecoderLayer)."""
+"""Pictures of several tiles (transformers' MllamaVisionModel), and decoder layers with cross-attention to them
+(MllamaCrossAttentionDecoderLayer)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from sim.model.specs.vlm import Tower
 
 
 class Tile(nn.Module):
-    """What a tile's place adds: a row of a table, scaled by one learned number. All pictures are of the first ratio."""
+    """Adds a row of a table for each tile's place, scaled by one learned number. All pictures have the first aspect ratio."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -22,14 +23,14 @@ class Tile(nn.Module):
         self.table = nn.Embedding(tower.ratios + 1, tower.tiles * tower.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(pictures, tokens of all tiles, width)."""
+        """`x`: (pictures, tokens of all tiles, width)."""
         rows = self.table(torch.ones(len(x), dtype=torch.int64, device=x.device)).view(len(x), self.tiles, 1, -1)
         out: Tensor = x.view(len(x), self.tiles, -1, x.shape[-1]) + rows * self.gate.tanh()
         return out.view(x.shape)
 
 
 class Marked(nn.Module):
-    """A class token before each tile."""
+    """Puts a class token before the tokens of each tile."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -41,7 +42,8 @@ class Marked(nn.Module):
 
 
 class Places(nn.Module):
-    """Of a patch in its tile, and of both in the picture; the one fades as the other comes."""
+    """Adds learned positions: those of patches in their tile, times 1 - g, and those of patches and tiles in the picture, times g; g is the tanh
+    of a learned number."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -57,7 +59,7 @@ class Places(nn.Module):
 
 
 class Fill(nn.Module):
-    """Tokens that make each tile's a multiple of eight, and the mask that hides them from each other, as theirs does."""
+    """Pads the tokens of each tile to a multiple of eight, and makes transformers' mask, which hides padding tokens from each other."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -69,12 +71,12 @@ class Fill(nn.Module):
         hidden = torch.ones(len(x), self.tiles, self.filled, 1, device=x.device, dtype=x.dtype)
         hidden[:, :, : self.made] = 0
         hidden = hidden.view(len(x), -1, 1)
-        mask = hidden * hidden.transpose(1, 2) * torch.finfo(x.dtype).min  # theirs multiplies a column by a row: as many bytes
+        mask = hidden * hidden.transpose(1, 2) * torch.finfo(x.dtype).min  # transformers also multiplies a column by a row
         return filled.view(len(x), -1, x.shape[-1]), mask[:, None]
 
 
 def beginning(tower: Tower) -> dict[str, nn.Module]:
-    """After the patches, by name."""
+    """Name -> module of what runs after the patches."""
     first_norm = make_norm(tower.norm, tower.hidden)
     return {
         "first_tiles": Tile(tower),
@@ -86,7 +88,7 @@ def beginning(tower: Tower) -> dict[str, nn.Module]:
 
 
 class Middle(nn.Sequential):
-    """Before the second stage."""
+    """What runs before the tower's second stage."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -95,7 +97,7 @@ class Middle(nn.Sequential):
 
 
 class Columns(nn.Module):
-    """Results of earlier layers behind the last one's, column beside column, without what filled the tiles up."""
+    """Concatenates the outputs of earlier layers to the columns of the last one's, without padding tokens."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -108,7 +110,7 @@ class Columns(nn.Module):
 
 
 class Crossed(decoder.Layer):
-    """A decoder's layer whose words read pictures; what each mixer makes is scaled by one learned number."""
+    """A decoder layer in which words attend to pictures; the results of attention and MLP are each scaled by one learned number."""
 
     def __init__(self, spec: Decoder, habits: Framework, seq: int, tp: int, routed: bool, rotated: bool) -> None:
         super().__init__(spec, habits, seq, tp, routed, rotated)
@@ -125,7 +127,7 @@ class Crossed(decoder.Layer):
         self.proj, self.scale1 = nn.Linear(q, h, bias=False), Scale(1)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
-        """Words (batch, seq, hidden) and pictures (batch, tokens, hidden)."""
+        """`x`: words (batch, seq, hidden); `seen`: pictures (batch, tokens, hidden)."""
         q = self.q(self.norm1(x)).view(*x.shape[:2], self.heads, -1)
         parts = self.kv_proj(seen)
         whole = parts[0].chunk(2, -1) if len(parts) == 1 else parts
