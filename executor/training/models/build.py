@@ -1,6 +1,7 @@
-"""A spec as one torch model of blocks, and its loss.
+"""Builds the torch model of a spec from blocks, and computes its loss.
 
-Blocks are those of the simulator (`embed`, `L0` ..., `head`), direct children of the model: the unit of FSDP, pipelines and recomputation.
+Blocks are those of the simulator (`embed`, `L0` ..., `head`) and direct children of the model: the units of FSDP, pipelines and
+recomputation.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ Blocks = Iterable[tuple[str, nn.Module]]
 
 
 class Model(nn.Sequential):
-    """All blocks in order; calling it gives the output, `loss_of` the loss."""
+    """All blocks in order. A call returns the output; `loss_of` computes the loss."""
 
     def __init__(self, spec: ModelSpec, habits: Framework, seq: int, tp: int = 1) -> None:
         super().__init__(OrderedDict((name.replace(".", "__"), block) for name, block in blocks_of(spec, habits, seq, tp)))
         self.spec, self.seq = spec, seq
         if getattr(spec, "tied", False) and hasattr(self.head, "logits"):
             self.head.logits.weight = self.embed.tokens.weight  # type: ignore[union-attr]
-        if isinstance(spec, EncDec):  # both embeddings are one table, whatever the head has
+        if isinstance(spec, EncDec):  # encoder and decoder always share one table, even if the head has its own
             self.target.tokens.weight = self.embed.tokens.weight  # type: ignore[union-attr]
         if isinstance(spec, (Decoder, Encoder, EncDec, Vit, VisionLanguage)):
             self.apply(_small)
 
 
 class Masked(Model):
-    """BERT on masked words: with the ids come the places of those that it is to guess, for the head."""
+    """BERT on masked words: the input also has the positions of the words to predict, which the head needs."""
 
     def forward(self, given: Tensor) -> Output:
-        """(batch, seq + predictions)."""
+        """`given`: (batch, seq + predictions), ids and then positions."""
         *body, head = self.children()
         x = given[:, : self.seq]
         for block in body:
@@ -55,47 +56,48 @@ class Masked(Model):
 
 
 class Translated(Model):
-    """An encoder-decoder: with the source's ids come the target's, for the decoder."""
+    """An encoder-decoder: the input has the source's ids and then the target's, for the decoder."""
 
     def forward(self, given: Tensor) -> Tensor:
-        """(batch, source and target tokens)."""
+        """`given`: (batch, source and target tokens)."""
         return encdec.run(dict(self.named_children()), given, self.seq)
 
 
 class Sighted(Model):
-    """A vision-language model: with the ids come the pictures, for its tower."""
+    """A vision-language model: the input has pictures, for its tower, and then ids."""
 
     def forward(self, given: Tensor) -> Tensor:
-        """(batch, pixels and tokens) as int32."""
+        """`given`: (batch, pixels and tokens) as int32 (`sight.packed`)."""
         assert isinstance(self.spec, VisionLanguage)
         return sight.run(self.spec, dict(self.named_children()), given, self.seq)
 
 
 class Levels(Model):
-    """A U-Net: each level up reads its own on the way down, too."""
+    """A U-Net: each level of the way up also reads the map of the same level from the way down."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width)."""
+        """`x`: (batch, channels, height, width)."""
         assert isinstance(self.spec, UNet)
         return unet.run(list(self.children()), self.spec.levels, x)
 
 
 def _small(module: nn.Module) -> None:
-    """Tables are drawn with a standard deviation of 0.02, as GPT-2 and BERT are: with 1, tied logits begin far too large."""
+    """Initialises embeddings with a standard deviation of 0.02, as in GPT-2 and BERT: with torch's 1, tied logits would be far too
+    large."""
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
 
 
 def pack(model: Model, document: int) -> None:
-    """Attention stays inside documents of so many tokens. Rotary positions count on through the sequence: what two tokens of a document
-    are apart is the same."""
+    """Keeps attention inside documents of `document` tokens (0: one document). Rotary positions continue over the whole sequence, which
+    does not change the distance between two tokens of a document."""
     for module in model.modules():
         if isinstance(module, Core):
             module.document = document
 
 
 def model_for(spec: ModelSpec, habits: Framework, seq: int, tp: int = 1) -> Model:
-    """The torch model of a spec, with the adapters that it has, as the framework writes it."""
+    """The torch model of a spec, with its adapters, and with the framework's way to write it. `tp`: shards of fused gate-and-up weights."""
     model = _kind_of(spec)(spec, habits, seq, tp)
     if not habits.elementwise.fused_norm:
         write_norms_out(model)
@@ -152,7 +154,7 @@ def _encoder(spec: Encoder | Vit, habits: Framework) -> Blocks:
 
 
 def loss_of(spec: ModelSpec, output: Output, target: Tensor) -> Tensor:
-    """The mean over all tokens (samples) of this micro-batch."""
+    """The loss of a micro-batch: the mean over all its tokens (or samples)."""
     if isinstance(output, tuple):  # masked words, then the next sentence
         words, following = output[0], output[1:]
         places = words.shape[1]
@@ -160,9 +162,9 @@ def loss_of(spec: ModelSpec, output: Output, target: Tensor) -> Tensor:
         return total + _cross_entropy(following[0], target[:, places]) if following else total
     if isinstance(spec, Mlp) and spec.loss == "mse":
         return F.mse_loss(output, target)
-    if isinstance(spec, Encoder):  # of each token: does the answer begin, does it end here?
+    if isinstance(spec, Encoder):  # SQuAD: the scores of all tokens are the classes of the answer's begin and of its end
         return _cross_entropy(output.transpose(1, 2), target)
-    if isinstance(spec, UNet):  # of each pixel
+    if isinstance(spec, UNet):  # a class for each pixel
         return F.cross_entropy(output.float(), target)
     return _cross_entropy(output, target)
 
@@ -172,17 +174,17 @@ def _cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
 
 
 def images(spec: ModelSpec) -> bool:
-    """Is it a model of maps, whose kernels on tensor cores take channels side by side?"""
+    """True for models of feature maps, whose kernels on tensor cores need channels last."""
     return isinstance(spec, (Cnn, EfficientNet, ConvNext, UNet))
 
 
 def reads_ids(spec: ModelSpec) -> bool:
-    """Inputs are numbers of tokens, with pictures' bits or without."""
+    """True if the model's inputs are integers: token ids, or the bits of pictures and token ids."""
     return isinstance(spec, (Decoder, Encoder, EncDec, VisionLanguage))
 
 
 def memory_format(spec: ModelSpec, habits: Framework, kind: str) -> torch.memory_format:
-    """Of weights and maps: as they are priced (`sim.model.pictures.vision.turned`)."""
+    """The memory format of weights and maps, the same as in predictions (`sim.model.pictures.vision.turned`). `kind`: cuda | cpu."""
     last = (
         habits.maps.channels_last
         or (habits.precision.param_dtype != "fp32" and not habits.maps.planar)

@@ -12,7 +12,8 @@ from sim.model.specs.pictures import ConvNext
 
 
 class Layer(Parts):
-    """7 x 7 depthwise, norm, four times as wide and back, scaled for each channel, dropped for some pictures, added."""
+    """One block: 7 x 7 depthwise convolution, norm, MLP of four times the width, a learned scale for each channel, stochastic depth,
+    residual."""
 
     def __init__(self, c: int, rate: float) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class Layer(Parts):
 
 
 class Rows(nn.LayerNorm):
-    """Each place's channels become a row: (batch, h, w, channels)."""
+    """LayerNorm over channels; returns (batch, h, w, channels), so that the channels of each place are a row."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1))

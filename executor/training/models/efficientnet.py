@@ -13,12 +13,12 @@ from sim.model.specs.pictures import EfficientNet
 
 
 class Bottleneck(Parts):
-    """One inverted bottleneck; its input is added where the shape is the same."""
+    """One inverted bottleneck; its input is added to the result if both have the same shape."""
 
     def __init__(self, spec: EfficientNet, into: int, stage: Stage) -> None:
         super().__init__()
         inner = rounded(into * stage.expand)
-        if stage.fused and inner == into:  # one convolution is all
+        if stage.fused and inner == into:  # a single convolution
             activated(self, "conv", into, stage.out, stage.kernel, stage.stride)
         else:
             if stage.fused:
@@ -40,7 +40,7 @@ class Bottleneck(Parts):
 
 
 def activated(block: Parts, name: str, into: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
-    """Convolution, batch norm, swish in place."""
+    """Adds a convolution, its batch norm, and swish in place to `block`."""
     block.add(name, conv(into, out, kernel, stride, groups=groups))
     block.add(f"{name}.bn", Norm(out, relu=False))
     block.add(f"{name}.act", nn.SiLU(inplace=True))

@@ -53,7 +53,7 @@ class Layer(nn.Module):
 
 
 class Embed(nn.Module):
-    """Rows of words, positions and segments, added; dropout and a norm."""
+    """Embeddings of words, positions and segments, added; then dropout and a norm."""
 
     def __init__(self, spec: Encoder) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Embed(nn.Module):
 
 
 class MaskedHead(nn.Module):
-    """Scores of the masked words and, in pretraining, of the next sentence."""
+    """BERT's head: scores of the masked words and, for `head` = "pretraining", of the next sentence."""
 
     def __init__(self, spec: Encoder) -> None:
         super().__init__()
@@ -84,13 +84,14 @@ class MaskedHead(nn.Module):
         self.logits = nn.Linear(h, spec.vocab)
 
     def forward(self, x: Tensor, places: Tensor) -> tuple[Tensor, ...]:
-        """(batch, seq, hidden) and (batch, predictions); returns (batch, predictions, vocab), and (batch, 2) of sentences."""
+        """`x`: (batch, seq, hidden); `places`: (batch, predictions). Returns (batch, predictions, vocab) and, in pretraining, (batch, 2)
+        for the next sentence."""
         following = () if self.next is None else (self.next(self.tanh(self.pooler(x[:, 0]))),)
         return (self.logits(self.norm(self.act(self.transform(self.masked(x, places))))), *following)
 
 
 class Picked(nn.Module):
-    """The rows of the masked words; all rows where there are as many places."""
+    """Selects the rows of the masked words; if there are as many places as rows, returns all rows."""
 
     def forward(self, x: Tensor, places: Tensor) -> Tensor:
         if places.shape[1] == x.shape[1]:
@@ -100,7 +101,7 @@ class Picked(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """Two scores a token: where the answer begins, and where it ends."""
+    """SQuAD's head: two scores for each token, that the answer begins there, and that it ends there."""
 
     def __init__(self, spec: Encoder) -> None:
         super().__init__()
@@ -112,7 +113,7 @@ class SpanHead(nn.Module):
 
 
 class Patches(nn.Module):
-    """A convolution of stride = kernel = patch, the class token in front, positions added."""
+    """ViT's patches as tokens: a convolution with stride = kernel = patch, then the class token in front, and learned positions."""
 
     def __init__(self, spec: Vit) -> None:
         super().__init__()
@@ -125,7 +126,8 @@ class Patches(nn.Module):
 
 
 class _Table(nn.Module):
-    """A module gives its own parameters before its children's, and the convolution's are the first."""
+    """The class token and the positions, in a separate module so that the convolution's parameters come first: a module lists its own
+    parameters before those of its children."""
 
     def __init__(self, hidden: int, rows: int) -> None:
         super().__init__()
@@ -134,7 +136,7 @@ class _Table(nn.Module):
 
 
 class VitEmbed(nn.Module):
-    """The patches alone."""
+    """ViT's first block, which has one part, the patches."""
 
     def __init__(self, spec: Vit) -> None:
         super().__init__()
@@ -146,7 +148,7 @@ class VitEmbed(nn.Module):
 
 
 class VitHead(nn.Module):
-    """Norm, and the class token's scores."""
+    """ViT's head: a norm, and the scores of the class token."""
 
     def __init__(self, spec: Vit) -> None:
         super().__init__()

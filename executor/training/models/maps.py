@@ -1,6 +1,6 @@
-"""Parts of convolutional networks as torch modules: blocks of named parts, batch norm with what follows it, squeeze-and-excitation.
+"""Parts of convolutional networks as torch modules: blocks of named parts, batch norm with the ops that follow it, squeeze-and-excitation.
 
-Parts are named as `sim.model` names them; a module's name takes no point, so that "__" stands for one (`part_name`).
+Parts have the names of `sim.model`; as a module's name cannot contain a dot, "__" stands for it (`part_name`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Parts(nn.Module):
     """A block whose parts run one after the other, in the order of registration."""
 
     def add(self, name: str, part: nn.Module) -> None:
-        """`name`: the part's, with points."""
+        """Adds a part. `name`: its name, with dots."""
         self.add_module(name.replace(".", "__"), part)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -24,12 +24,12 @@ class Parts(nn.Module):
 
 
 def conv(into: int, out: int, kernel: int, stride: int = 1, padding: int = -1, groups: int = 1, bias: bool = False) -> nn.Conv2d:
-    """A convolution that keeps the map's size up to its stride, unless `padding` says otherwise."""
+    """A convolution; by default (`padding` < 0) it is padded so that only the stride reduces the map."""
     return nn.Conv2d(into, out, kernel, stride, kernel // 2 if padding < 0 else padding, groups=groups, bias=bias)
 
 
 class Norm(nn.BatchNorm2d):
-    """Batch norm, the add of another map, ReLU in place."""
+    """Batch norm, then the add of another map (`beside`) if given, then ReLU in place if `relu`."""
 
     def __init__(self, channels: int, relu: bool = True) -> None:
         super().__init__(channels)
@@ -43,14 +43,14 @@ class Norm(nn.BatchNorm2d):
 
 
 class Mean(nn.Module):
-    """Over the map, one number a channel: (batch, channels)."""
+    """Mean over the map for each channel: (batch, channels)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.adaptive_avg_pool2d(x, 1).flatten(1)
 
 
 class Gate(nn.Module):
-    """Squeeze and excitation by two 1 x 1 convolutions, with swish and sigmoid; its parts are the block's."""
+    """Squeeze-and-excitation by two 1 x 1 convolutions, with swish and sigmoid."""
 
     def __init__(self, channels: int, small: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Gate(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Whole samples times 0 or 1 / keep (Huang et al. 2016), as torchvision's StochasticDepth draws them."""
+    """Multiplies whole samples by 0 or 1 / (1 - rate) (Huang et al. 2016), drawn as in torchvision's StochasticDepth."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -76,14 +76,14 @@ class DropPath(nn.Module):
 
 
 class ChannelNorm(nn.LayerNorm):
-    """Over the channels of each place of a map."""
+    """LayerNorm over the channels of each place of a map."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class Scale(nn.Module):
-    """Each channel times a learned number: (batch, h, w, channels) becomes (batch, channels, h, w)."""
+    """Multiplies each channel by a learned number; (batch, h, w, channels) becomes (batch, channels, h, w)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Linear layers with an activation between."""
+"""Multi-layer perceptrons: linear layers with activations between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sim.model.specs.spec import Mlp
 
 
 class Dense(nn.Module):
-    """One linear with its activation."""
+    """One linear and its activation (`act`; "": none)."""
 
     def __init__(self, k: int, n: int, bias: bool, act: str) -> None:
         super().__init__()

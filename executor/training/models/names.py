@@ -1,4 +1,4 @@
-"""Names of a torch model's blocks and parts, as a prediction calls them."""
+"""The names of a torch model's blocks and parts, as in a prediction."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ PARTS = {
     "norm": "head.norm",
     "loss": "head.loss",
 }
-"""Submodule of a transformer's layer -> part's name in `sim.model`, where they differ."""
+"""Submodule of a transformer's layer -> name of the part in `sim.model`, if it differs."""
 
 
 _ENDS = {"embed", "stem", "target", "patches", "middle", "head"}
-"""Blocks that are no layers."""
+"""Blocks that are not layers."""
 
 
 def ends_of(names: Iterable[str]) -> set[str]:
-    """Of the names of a model's blocks those that are no layers: its beginning and its head. Plain stacks begin with a stage."""
+    """Those of a model's blocks that are not layers: its ends, and the mergers and deepstacks of vision-language models. Without an embedding
+    or a stem, the first stage counts as an end."""
     given = set(names)
     between = {name for name in given if name.startswith(("merger", "deepstack"))}
     return given & _ENDS | between | (given & {"S0"} if not given & {"embed", "stem"} else set())
 
 
 def parts_of(block: nn.Module, within: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """A block's parts by their path in it: its submodules; of experts theirs, with `moe.` before them."""
+    """(path, module) of each part of a block: its submodules, and for experts their submodules, whose paths begin with `moe.`."""
     for name, child in block.named_children():
         if isinstance(child, (Experts, Shared)):
             yield from parts_of(child, f"{within}{name}.")
@@ -60,7 +61,8 @@ def parts_of(block: nn.Module, within: str = "") -> Iterator[tuple[str, nn.Modul
 
 
 def part_name(path: str) -> str:
-    """`L3.qkv.each.0` -> `L3.attn.qkv`; `S0__1.conv1` -> `S0.1.conv1`; `embed.tokens`, `head.norm` and `L3.moe.shared.up` as they are."""
+    """A module's path as a part's name: `L3.qkv.each.0` -> `L3.attn.qkv`; `S0__1.conv1` -> `S0.1.conv1`; `embed.tokens`, `head.norm` and
+    `L3.moe.shared.up` do not change."""
     names = [name.replace("__", ".") for name in path.split(".")]
     if names[1:2] == ["moe"]:
         return ".".join(names)

@@ -17,7 +17,7 @@ Named = Iterator[tuple[str, nn.Module]]
 
 
 class Squeeze(nn.Module):
-    """A factor for each channel, by two small linears (reduction 16): (batch, channels, 1, 1)."""
+    """Squeeze-and-excitation: a factor for each channel, (batch, channels, 1, 1), by two small linears (reduction 16)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -29,7 +29,8 @@ class Squeeze(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3 x 3 convolutions, or the bottleneck 1 x 1, 3 x 3, 1 x 1; the input, changed where the shape is, is added."""
+    """Two 3 x 3 convolutions, or the bottleneck 1 x 1, 3 x 3, 1 x 1. The input is added, through a 1 x 1 convolution if the shape
+    changes."""
 
     def __init__(self, spec: Cnn, into: int, planes: int, stride: int) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class Residual(nn.Module):
         if self.changes:
             self.add_module("downsample__conv", conv(into, out, 1, stride, 0))
             self.add_module("downsample__bn", Norm(out, relu=False))
-        if not spec.se:  # it takes the other branch too
+        if not spec.se:  # the last batch norm also adds the other branch
             self.add_module(f"bn{len(steps)}", Norm(out))
 
     def forward(self, x: Tensor) -> Tensor:

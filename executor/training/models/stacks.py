@@ -15,7 +15,7 @@ Named = Iterator[tuple[str, nn.Module]]
 
 
 def vgg(spec: Cnn) -> Named:
-    """Stages of 3 x 3 convolutions, each ended by pooling; three linears (Simonyan & Zisserman 2014)."""
+    """VGG (Simonyan & Zisserman 2014): stages of 3 x 3 convolutions, each followed by pooling, then three linears."""
     into = 3
     for stage, count in enumerate(depth(spec, VGG)):
         block, out = Parts(), min(512, 64 * 2**stage)
@@ -32,7 +32,7 @@ def vgg(spec: Cnn) -> Named:
 
 
 def alexnet(spec: Cnn) -> Named:
-    """torchvision's (Krizhevsky 2014)."""
+    """torchvision's AlexNet (Krizhevsky 2014)."""
     into = 3
     for index, (out, kernel, stride, padding, pooled) in enumerate(ALEXNET):
         block = Parts()
@@ -46,7 +46,7 @@ def alexnet(spec: Cnn) -> Named:
 
 
 def cifar(spec: Cnn) -> Named:
-    """Two 5 x 5 convolutions with pooling, three linears."""
+    """PyTorch's CIFAR-10 tutorial: two 5 x 5 convolutions with pooling, then three linears."""
     for index, (into, out) in enumerate(((3, 6), (6, 16)), 1):
         block = Parts()
         block.add(f"conv{index}", conv(into, out, 5, padding=0, bias=True))

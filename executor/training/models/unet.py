@@ -12,14 +12,14 @@ from sim.model.specs.pictures import UNet
 
 
 def _double(block: Parts, into: int, out: int) -> None:
-    """Twice a 3 x 3 convolution, batch norm and ReLU."""
+    """Adds twice a 3 x 3 convolution, batch norm and ReLU to `block`."""
     for index, channels in enumerate((into, out), 1):
         block.add(f"conv{index}", conv(channels, out, 3))
         block.add(f"bn{index}", Norm(out))
 
 
 class Up(Parts):
-    """A level up, joined with its own on the way down."""
+    """One level of the way up: upsamples, concatenates the map of the same level from the way down (`skip`), and convolves twice."""
 
     def __init__(self, into: int, out: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def blocks(spec: UNet) -> Iterator[tuple[str, nn.Module]]:
 
 
 def run(children: list[nn.Module], levels: int, x: Tensor) -> Tensor:
-    """All blocks: each level up reads its own on the way down, too."""
+    """Runs all blocks: each level of the way up also reads the map of the same level from the way down."""
     *body, head = children
     maps = [x]
     for block in body[: levels + 1]:
