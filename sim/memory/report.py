@@ -1,4 +1,4 @@
-"""What a plan keeps on the fullest rank, by what it is; and what is missing when it does not fit.
+"""The memory of a plan's fullest rank, by what it holds; and what is missing when it does not fit.
 
 Static state (`static`) and what the device holds beside tensors (`overhead`); activations by what each part saves, the recompute policy
 and the schedule's micro-batches in flight (Korthikanti et al. 2022, section 4); the working set of the loss or of the largest backward.
@@ -34,7 +34,7 @@ def _of_stage(devices: Devices | None, stage: int) -> Gpu | Cpu | None:
 
 
 UNFIT = "DOES NOT FIT into memory (`steptwin predict` says what is missing)"
-"""Below what a study says of such a plan: what it would take if it did fit."""
+"""A study shows this below its figures for such a plan, which say what the plan would take if it did fit."""
 
 
 class DoesNotFit(msgspec.Struct, frozen=True):
@@ -57,8 +57,8 @@ class DoesNotFit(msgspec.Struct, frozen=True):
 
 
 _CROWDED = 0.93
-"""Of a device, what leaves its allocator little room: with what it is stuck with (some 3 %: `sim.memory.overhead`), and predicted 4 % too low, as
-memory is at most in the mean of a publication (README), all is taken."""
+"""Above this share of a device's memory its allocator has little room. It cannot use some 3 % of the memory (`sim.memory.overhead`),
+and figures may be 4 % too low, as they are at most in the mean of a publication (README): then all memory is taken."""
 
 
 class Fill(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     parameters: int
     gradients: int
-    """At the fullest moment: all of them, where they last from one micro-batch to the next."""
+    """Gradients at the fullest moment: all of them, where they live from one micro-batch to the next."""
     optimizer: int
     """Optimizer states, and the fp32 master copy."""
     activations: int
@@ -118,14 +118,15 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.reserved + self.context
 
     def check(self, devices: Devices, remedies: bool = True) -> DoesNotFit | None:
-        """None where it fits; a device whose memory is not known (0) fits everything. `remedies` = False: the answer says that none were searched."""
+        """None if the plan fits; a device of unknown memory (0) fits everything. `remedies` = False: the answer says that nobody looked
+        for remedies."""
         device = _of_stage(devices, self.stage)
         if device is None or not device.memory or self.peak <= device.memory:
             return None
         return DoesNotFit(self.peak, device.memory, self.remedies if remedies else None)
 
     def fill(self, devices: Devices) -> Fill:
-        """What is taken of the device. CPU hosts are never nearly full: no allocator keeps their memory."""
+        """How full the device is. CPU hosts are never nearly full: no allocator holds memory back there."""
         device, needed = _of_stage(devices, self.stage), self.allocated + self.context
         room = device.memory if device else 0
         crowded = isinstance(device, Gpu) and self.peak <= room and needed > _CROWDED * room
@@ -145,7 +146,8 @@ def memory_of(plan: Plan, network: Network, framework: Framework, devices: Devic
 
 
 def _fullest(plan: Plan, network: Network, framework: Framework, devices: Devices | None, share: float = 1.0) -> MemoryReport:
-    """`share`: micro-batches have so much of the samples that `network` was described with."""
+    """The report of the rank that fills most of its device. `share`: micro-batches have this share of the samples with which `network`
+    was described."""
     stages, known = layout(network, plan), Known()
     rooms = [device.memory if device else 0 for device in (_of_stage(devices, rank) for rank in range(plan.parallel.pp))]
     reports = (
@@ -156,7 +158,8 @@ def _fullest(plan: Plan, network: Network, framework: Framework, devices: Device
 
 
 def _fuller(plan: Plan, stages: tuple[Blocks, ...], rooms: list[int]) -> list[int]:
-    """Pipeline ranks of which none holds the same blocks on as large a device as one before it, with no more micro-batches in flight."""
+    """The pipeline ranks that must be looked at to find the fullest one. A rank is left out if one before it holds the same blocks on
+    as large a device, with at least as many micro-batches in flight."""
     found: list[int] = []
     known: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
     for rank in range(plan.parallel.pp):
@@ -211,7 +214,8 @@ def _stage(
 
 
 def _loaded(plan: Plan, found: list[Moment], share: float) -> list[Moment]:
-    """The same on the rank with most samples, of a `share` of them; the first moment, the optimizer's, knows none."""
+    """The same moments on the rank with most samples, which has a `share` of the usual ones at even load. The first moment, the
+    optimizer step's, does not depend on samples."""
     most = share * (max(map(loads(plan), range(plan.world))) if plan.noise.imbalance != "none" else 1.0)
     return [found[0], *(one.of_samples(most) for one in found[1:])] if most != 1.0 else found
 
@@ -220,7 +224,7 @@ def _moments(
     plan: Plan, framework: Framework, rank: int, chunks: tuple[Blocks, ...], static: dict[str, int], known: Known, waiting: int
 ) -> list[Moment]:
     """Everything that may be a rank's fullest moment: the optimizer step, and each block's backward with all micro-batches
-    in flight that the schedule allows (for each chunk, as any may be next). `waiting`: bytes beside theirs (`held_back`)."""
+    in flight that the schedule allows (for each chunk, as any may be next). `waiting`: bytes that are kept besides (`held_back`)."""
     found = [Moment(0, static["step"], static["gradients"])]
     if plan.task == "forward":
         return [*found, Moment(0, forward_bytes(chunks), 0)]
@@ -241,13 +245,13 @@ def _moments(
 
 
 def forward_bytes(chunks: tuple[Blocks, ...]) -> int:
-    """The widest kernel of a forward pass that keeps nothing."""
+    """Bytes of the largest kernel of a forward pass that keeps nothing for backward."""
     return max((widest(part) for chunk in chunks for _, block in chunk for part in block.parts), default=0)
 
 
 def growth(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], static: dict[str, int]) -> float:
-    """Bytes of a parameter's gradient that its backward makes anew: with one micro-batch and no buffer of the framework's
-    (zero_grad sets them to None); 0 where gradients last."""
+    """Bytes that a parameter's backward allocates for its gradient, with one micro-batch and no gradient buffer of the framework
+    (zero_grad sets gradients to None). 0 where gradients live through the whole step."""
     if plan.microbatches > 1 or framework.linears.accumulates or framework.precision.sums_apart:
         return 0.0
     total = sum(part.params for chunk in chunks for _, block in chunk for part in block.parts if not part.frozen)
@@ -259,14 +263,14 @@ def _remedies(plan: Plan, network: Network, framework: Framework, devices: Devic
     from sim.memory.remedies import changes, most_sharded, said  # most plans fit, and start sooner without
 
     found, kept = list[str](), set[str]()
-    operators = framework.tensor_parallel.style == "dtensor"  # torch's selective checkpoints; others recompute modules and layers
+    operators = framework.tensor_parallel.style == "dtensor"  # torch checkpoints by operator; others by module or layer
     parameters = framework.data_parallel.offloads_parameters
     most, parted = most_sharded(plan, network, framework), not network.compares
     for text, changed, scale in changes(said(plan, framework), most, operators, parameters, parted):
         if isinstance(_of_stage(devices, 0), Cpu) and (changed.world > plan.world or changed.memory.offload != plan.memory.offload):
-            continue  # nothing is gained in memory that all ranks share
+            continue  # ranks on a host share its memory: this gains nothing
         if changed.parameters_offloaded and "optimizer" in kept:
-            continue  # that one is enough, and moves less
+            continue  # offloading the optimizer is enough, and moves less
         report = _fullest(changed, network, framework, devices, scale)
         if report.check(devices) is None:
             kept.add(changed.memory.offload)

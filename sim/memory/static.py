@@ -70,7 +70,7 @@ def static_bytes(plan: Plan, network: Network, framework: Framework, chunks: tup
 
 
 Sort = tuple[bool, bool, float]
-"""(is an expert's, is frozen, bytes of an element as of `Part.stored`)."""
+"""(whether it belongs to an expert, whether it is frozen, bytes of an element as of `Part.stored`)."""
 
 
 def counts(network: Network, chunks: tuple[Blocks, ...], optimizer: str) -> dict[Sort, tuple[int, int]]:
@@ -103,10 +103,13 @@ def alike(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
 
 
 def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], ranks: int, trained: float, tied: bool) -> float:
-    """DDP without gradient views: buckets as large as the gradients, in the dtype that travels. Who names a bucket (Horovod's fusion
-    buffer, apex's and DeepSpeed's flat copies) fills it again and again, as large as the plan wants it (`named`); who packs none has none.
-    autocast: 16-bit copies (`_copied`). A hook casts a bucket into another one, and DDP's first bucket is all gradients; sums
-    that lie apart in a flat buffer are cast whole. FSDP: `_unsharded`. `trained`: elements of the gradients."""
+    """Bytes of what is gathered or copied for use, by kind of data parallelism.
+
+    DDP without gradient views: buckets as large as the gradients, in the dtype of the messages. Where the size of a bucket is set
+    (Horovod's fusion buffer, apex's and DeepSpeed's flat copies), one bucket of that size, which is filled again and again; none where
+    gradients are not packed. A hook casts a bucket into another one, and DDP's first bucket holds all gradients; sums that lie apart in
+    a flat buffer are cast whole. autocast: 16-bit copies (`_copied`). FSDP: `_unsharded`. `ranks`: data-parallel ranks. `trained`:
+    elements of the gradients."""
     train, (zero, _) = plan.task != "forward", sharding_of(plan, framework)
     if zero == 3:
         return _unsharded(plan, framework, chunks, tied) + _packed(plan, framework, zero) * train
@@ -129,9 +132,10 @@ def _gathered(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], rank
 
 
 def _copied(plan: Plan, chunks: tuple[Blocks, ...]) -> int:
-    """Elements of the 16-bit copies that autocast makes of fp32 weights and that live until backward. Its cache has those of trained ones (torch's
-    cached_cast asks for requires_grad), autograd those of frozen ones that a gradient goes through, unless their layer runs again for backward: of
-    the others the largest lives, one after the other. Packed weights are 16 bits for one product alone."""
+    """Elements of the 16-bit copies that autocast makes of fp32 weights and that live until backward. Its cache holds those of trained
+    weights (torch's cached_cast asks for requires_grad). Autograd holds those of frozen weights through which a gradient goes, unless
+    their layer is recomputed in backward. Of all others one copy lives at a time: the largest counts. Packed weights are 16 bits only
+    inside one GEMM and do not count."""
     kept, largest = 0, 0
     for chunk in chunks:
         for (_, block), again in zip(chunk, whole_again(plan.memory, chunk), strict=True):
@@ -146,8 +150,9 @@ def _copied(plan: Plan, chunks: tuple[Blocks, ...]) -> int:
 
 
 def _packed(plan: Plan, framework: Framework, zero: int) -> int:
-    """DeepSpeed's ZeRO-2 makes a buffer of the size of a bucket, full or not, and another one, to be filled while the first travels; its ZeRO-3,
-    whose messages here are layers, one of its own size (runtime/zero/stage_1_and_2.py and stage3.py: ipg_buffer)."""
+    """Bytes of DeepSpeed's bucket buffers (runtime/zero/stage_1_and_2.py and stage3.py: ipg_buffer); 0 for other frameworks. ZeRO-2
+    makes a buffer of a bucket's size, full or not, and with overlap a second one, which is filled while the first is sent. ZeRO-3,
+    whose messages are layers here, makes one of its own size."""
     habits = framework.data_parallel
     if zero < 2 or not (habits.bucket and habits.packs_gradients) or framework.linears.accumulates:
         return 0
@@ -157,26 +162,28 @@ def _packed(plan: Plan, framework: Framework, zero: int) -> int:
 
 
 def _joined(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], gradients: float) -> float:
-    """DeepSpeed's ZeRO-1 copies the gradients of a bucket together for their message, or one that is larger (stage_1_and_2.py: allreduce_bucket;
-    in this stage it turns contiguous gradients off: runtime/engine.py). `gradients`: bytes of all, which fill no bucket where they are fewer."""
+    """Bytes into which DeepSpeed's ZeRO-1 copies gradients for their message: a bucket, or a tensor that is larger than one
+    (stage_1_and_2.py: allreduce_bucket; in this stage it turns contiguous gradients off: runtime/engine.py). `gradients`: bytes of all
+    gradients; if these are fewer than a bucket's, they count."""
     largest = max((max(part.tensors) for chunk in chunks for _, block in chunk for part in block.parts if part.tensors), default=0)
     copied = framework.data_parallel.packs_gradients and plan.update.summed
     return max(min(asked_bucket(plan, framework) or 0, gradients), BYTES[framework.precision.grad_dtype] * largest) if copied else 0.0
 
 
 def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tied: bool) -> float:
-    """zero = 3: the block in use and those fetched ahead, and whole gradients (`_whole_gradients`). All blocks' where they are not freed
-    after forward; of many stages a rank a runtime that frees what it does not need next keeps the parameters of a few. Ends that are the
-    root of torch's FSDP are not freed after forward (fully_shard: reshard_after_forward = None; FSDP1: _post_forward_reshard)."""
+    """Bytes of unsharded parameters and gradients with zero = 3: the block in use, those fetched ahead, and whole gradients
+    (`_whole_gradients`). If parameters are not freed after forward, all blocks count; but where the pipeline's runtime frees stages that
+    it does not need next, only a few stages of a rank. Ends that are the root of torch's FSDP are not freed after forward (fully_shard:
+    reshard_after_forward = None; FSDP1: _post_forward_reshard)."""
     blocks = [block for chunk in chunks for _, block in chunk]
     train, (_, reshard) = plan.task != "forward", sharding_of(plan, framework)
     width, p = BYTES["fp32" if plan.precision in ("fp32", "tf32") else "bf16"], plan.parallel
     ends = ("embed", "head") if framework.data_parallel.zero2 == "layers" and (tied or not framework.data_parallel.wraps_ends) else ()
-    late = {kind: width for kind in ends if kind == "head" or tied}  # a shared table's comes with the head's
+    late = {kind: width for kind in ends if kind == "head" or tied}  # a shared table's gradient is complete only with the head's
     found = _whole_gradients(plan, framework, blocks, dict.fromkeys(ends, 0.0) | late) if train else 0.0
     if not train or reshard:
         line = [block.params for block in blocks if block.kind not in ends]
-        freed = max((sum(line[at : at + 1 + p.prefetch]) for at in range(len(line))), default=0)  # no two largest where there is but one
+        freed = max((sum(line[at : at + 1 + p.prefetch]) for at in range(len(line))), default=0)  # of consecutive blocks
         if keeps_among(plan, framework):  # the head, where it is no part of the root, stays whole
             kept_apart = (block.params for block in blocks if block.kind not in (*ends, "head") and not block.detached)
             found += sum(kept_apart) * width / p.kept_among
@@ -189,16 +196,19 @@ def _unsharded(plan: Plan, framework: Framework, chunks: tuple[Blocks, ...], tie
 
 
 def _passing(plan: Plan, framework: Framework, largest: int) -> float:
-    """Of parameters in host memory: a rank's shard of the `largest` block on its way up, or of its gradients on their way down."""
+    """Bytes on their way where parameters are in host memory: a rank's shard of the `largest` block (elements) coming up, or of its
+    gradients going down."""
     width = max(shard_width(framework, 3), BYTES[framework.precision.grad_dtype])
     return largest / max(1, mesh_of(plan).size("fsdp")) * width
 
 
 def _whole_gradients(plan: Plan, framework: Framework, blocks: list[Block], root: dict[str, float]) -> float:
-    """The largest block's, in the dtype that travels, and beside it the head's as backward makes it, where it is the root's, whose
-    post_backward comes last (`_root_post_backward_final_callback`). `root`: bytes an element of what is so held, by the kind of block. In a
-    pipeline all of them, in the dtype that travels, until the last micro-batch is done (`set_requires_gradient_sync(False)` in torch's
-    pipelining/stage.py): in 1F1B and what is made of it, all stages of a rank have some before the first is reduced."""
+    """Bytes of gradients that are not sharded yet. Without a pipeline: the largest block's, in the dtype of the messages; and beside
+    it, if the head belongs to the root, the head's in the dtype of backward, since the root's post_backward comes last
+    (`_root_post_backward_final_callback`). `root`: kind of block in the root -> bytes for each element so held. In a pipeline: those of
+    all blocks, in the dtype of the messages, until the last micro-batch is done (`set_requires_gradient_sync(False)` in torch's
+    pipelining/stage.py), and the largest block's: in 1F1B and schedules derived from it, all stages of a rank have some gradients
+    before the first are reduced."""
     sums = BYTES[framework.precision.reduce_dtype]
     sizes = [(block.kind, sum(part.params for part in block.parts if not part.frozen), times) for block, times in alike(blocks)]
     if plan.parallel.pp > 1:

@@ -1,4 +1,4 @@
-"""Device memory over time: a predicted trace with the bytes of `sim.memory.report` on it, block by block.
+"""Device memory over time: combines the times of a predicted trace with the bytes of `sim.memory.report`, block by block.
 
 Parameters, optimizer, gathered parameters and context stay. A block's forward leaves what it keeps; its backward rises to its
 fullest moment, then gives all of it back (a pipeline's stages hold as many micro-batches as their schedule has begun).
@@ -41,7 +41,8 @@ _K = TypeVar("_K")
 
 
 class _Change(NamedTuple):
-    """At `time`, `more` bytes (or less) are in use. Frees sort before allocations of the same instant."""
+    """At `time` (seconds), `more` bytes come into use; negative: are freed. By `order`, frees (0) come before allocations (1) of the
+    same instant."""
 
     time: float
     order: int
@@ -79,12 +80,12 @@ def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
 
 
 def _base(report: MemoryReport, static: dict[str, int], lasting: bool) -> int:
-    """Bytes of the whole run."""
+    """Bytes in use during the whole run. `lasting`: gradients live through all steps."""
     return report.parameters + report.optimizer + report.gathered + report.slack + report.context + (static["gradients"] if lasting else 0)
 
 
 def _drawn(used: int, changes: list[_Change]) -> Line:
-    """The sum of the changes, from `used` bytes on."""
+    """The line that starts at `used` bytes and adds up all changes."""
     line = [(0.0, used)]
     for change in sorted(changes):
         used += change.more
@@ -96,7 +97,8 @@ def _drawn(used: int, changes: list[_Change]) -> Line:
 
 
 def _trained(spans: list[Span], blocks: dict[str, Pass], away: dict[str, str], step: int) -> list[_Change]:
-    """`away`: blocks whose activations are in host memory, and the block beside whose passes each one's leave and come back."""
+    """All changes of one rank in training. `step`: bytes that live only during the optimizer step. `away`: block whose activations are
+    in host memory -> block beside whose forward they leave and beside whose backward they come back."""
     windows, updates = _windows(spans, blocks)
     changes: list[_Change] = []
     for (number, microbatch, phase, name), window in windows.items():
@@ -130,7 +132,7 @@ def _forward_only(spans: list[Span], widest: int) -> list[_Change]:
 def _windows(spans: list[Span], blocks: dict[str, Pass]) -> tuple[dict[_Key, _Window], dict[int, _Window]]:
     """When each block ran each phase (fwd, bwd, wgrad) of each micro-batch, and when each step's update ran.
 
-    Gradients of input and weights that take turns are one pass (bwd); zero-bubble schedules run them apart.
+    Where gradients of input and weights take turns, both are one phase (bwd). Zero-bubble schedules run them apart.
     """
     ran: dict[_Key, list[float]] = {}
     updated: dict[int, list[float]] = {}
@@ -156,7 +158,7 @@ def _windows(spans: list[Span], blocks: dict[str, Pass]) -> tuple[dict[_Key, _Wi
 
 
 def _join(windows: dict[_K, list[float]], key: _K, span: Span) -> None:
-    """The window of this key, [start, end], grows to hold the span."""
+    """Extends the window [start, end] of this key so that it holds the span."""
     window = windows.get(key)
     if window is None:
         windows[key] = [span.start, span.end]

@@ -1,1 +1,1 @@
-"""A plan bound to its model, its framework and a machine: checked, where its ranks sit alike, and priced."""
+"""Binds a plan to its model, its framework and a machine: checks it, finds ranks with equal places, and prices it."""

@@ -46,28 +46,28 @@ class Setting(msgspec.Struct, frozen=True):
     framework: Framework
     network: Network
     fold: bool = True
-    """Equal ranks are simulated once."""
+    """One of several equal ranks is simulated for all of them. False: each rank is simulated."""
 
     @property
     def quiet(self) -> Setting:
-        """Without output."""
+        """The same setting with a plan that writes no output."""
         return msgspec.structs.replace(self, plan=self.plan.quiet)
 
     @property
     def flops(self) -> float:
-        """Model FLOPs of one step on all ranks: forward and backward, or forward alone where the task is no more."""
+        """Model FLOPs of one step on all ranks: forward and backward, or forward alone for task = "forward"."""
         network = self.network
         each = network.forward_flops_per_sample if self.plan.task == "forward" else network.flops_per_sample
         return each * self.plan.global_batch
 
     @property
     def places(self) -> Symmetry:
-        """Where its ranks sit, so that equal ones may be simulated once; False: each is."""
+        """The places of its ranks on the machine, by which equal ranks are found. False: each rank is simulated."""
         return (self.fold and places_of(mesh_of(self.plan), self.topology)) or False
 
     @property
     def foldable(self) -> bool:
-        """One rank may stand for all of a stage that do the same."""
+        """Whether one rank may stand for all ranks of a pipeline stage that do the same."""
         return alike(self.places)
 
 
@@ -76,7 +76,7 @@ def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Pa
     plan = load_plan(plan)
     machine = load_topology(topology, edits)
     if plan.world > machine.gpus:
-        # What no machine mends is said first: tp that divides nothing, stages without a layer.
+        # Raises first what no machine can mend: tp that divides nothing, stages without a layer.
         layout(network_of(plan, framework_of(plan)), plan)
         p = plan.parallel
         raise BadInput(
@@ -92,7 +92,8 @@ def bind(plan: Plan | str | Path | dict[str, Any], topology: Topology | str | Pa
 
 
 def _enough(world: int, machine: Topology) -> str:
-    """So many nodes of the machine's kind as the plan needs, as an expression, where its nodes are one term of the catalog or of a file."""
+    """As an expression for an error's text: as many nodes of the machine's kind as `world` ranks need. "" where the machine is not one
+    term of the catalog or of a file."""
     try:
         terms = parse(machine.name)
     except BadInput:  # a file's own name for its cluster, which need be no expression
@@ -104,7 +105,7 @@ def _enough(world: int, machine: Topology) -> str:
 
 
 def _as_run(plan: Plan, machine: Topology) -> Plan:
-    """tf32 is a mode of fp32: on GPUs without such units fp32 runs, with its kernels, layouts and clocks."""
+    """The plan as the machine runs it. tf32 is a mode of fp32: GPUs without such units run fp32, with its kernels, layouts and clocks."""
     device = machine.device(0)
     if plan.precision == "tf32" and isinstance(device, Gpu) and "tf32" not in device.flops:
         return msgspec.structs.replace(plan, precision="fp32")
@@ -112,8 +113,8 @@ def _as_run(plan: Plan, machine: Topology) -> Plan:
 
 
 def _on_nodes(framework: Framework, plan: Plan, machine: Topology) -> Framework:
-    """TransformerEngine's user buffers reach the ranks of one node (an NVLink domain): a framework that overlaps with them by itself does not where a
-    group of tensor parallelism lies on several."""
+    """The framework as it behaves on this machine's nodes. TransformerEngine's user buffers reach only the ranks of one node (an NVLink
+    domain): a framework that overlaps with them by default does not if a tensor-parallel group lies on several nodes."""
     habits = framework.tensor_parallel
     if habits.overlap and habits.style == "megatron" and plan.parallel.tp_overlap is None and astride(mesh_of(plan), machine, "tp"):
         return framework.but(tensor_parallel={"overlap": False})
@@ -158,7 +159,7 @@ _ADAPTED = "decoders, vision-language models, flux, diffusion-unet and whisper"
 
 
 def _adapted(model: ModelSpec) -> ModelSpec:
-    """With adapters where people put them: in a vision-language model's decoder, whose tower then is not trained either."""
+    """The model with its usual adapters. A vision-language model has them in its decoder, and its tower is then frozen, too."""
     if not isinstance(model, VisionLanguage):
         return msgspec.structs.replace(model, lora=model.adapters())  # type: ignore[union-attr]
     frozen = tuple(dict.fromkeys(("tower", *model.frozen)))
@@ -176,12 +177,12 @@ def usual_length(model: ModelSpec) -> int:
 
 
 def length_of(plan: Plan, model: ModelSpec) -> int:
-    """Tokens of a sample, as the plan says or, where it is a picture or a video, its model; 0: neither does."""
+    """Tokens of a sample: as the plan says, or as the model says for pictures and videos, whichever is more. 0: neither says it."""
     return max(plan.seq_len or 0, getattr(model, "tokens", 0))
 
 
 def shape_of(plan: Plan, model: ModelSpec) -> Shape:
-    """What one rank sees of one micro-batch of `model`."""
+    """The shape of one micro-batch of `model` as one rank sees it."""
     p, seq = plan.parallel, plan.seq_len or usual_length(model)
     return Shape(
         micro=plan.batch.micro,
@@ -200,7 +201,8 @@ def shape_of(plan: Plan, model: ModelSpec) -> Shape:
 
 
 def _documents(plan: Plan, model: ModelSpec, seq: int) -> int:
-    """How many a sequence is packed of. Raises `BadInput` for some that are too long or too short, `Refused` for what nobody packs."""
+    """Number of documents packed into one sequence; 1 if none are packed. Raises `BadInput` for documents that are too long or too
+    short, `Refused` for models whose samples are not packed."""
     p, document = plan.parallel, plan.data.document
     if not document:
         return 1
@@ -227,8 +229,8 @@ def attention_of(framework: Framework, model: ModelSpec) -> Literal["flash", "ma
 
 @lru_cache(maxsize=512)
 def _described(model: ModelSpec, shape: Shape, framework: Framework, attention: str, pairs: int) -> Network:
-    """`pairs`: sequences that are compared in pairs by their likeness under what is not trained: a frozen copy, or, where adapters are what is
-    trained, the model without them; 0: none are."""
+    """The network, kept for equal arguments. `pairs`: number of sequences that are compared in pairs (DPO), for which a reference model
+    runs forward, too: a frozen copy, or, if adapters are trained, the model without them. 0: there is no reference."""
     network = describe(model, shape, framework, attention)
     if not pairs:
         return network

@@ -1,4 +1,5 @@
-"""Links between switches that ranks' meetings take, on a fabric that passes less up than it takes from below, or of which a part has failed."""
+"""The links between switches that ranks' collectives and messages use, on a fabric that is oversubscribed or of which a part has
+failed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from topologies.graph import Topology
 
 
 def crossing_of(mesh: Mesh, topology: Topology) -> Crossing | None:
-    """None where ranks never lack rate between switches."""
+    """The `Crossing` of these ranks; None where links between switches are always fast enough."""
     if not (topology.narrow or topology.rerouted) or topology.nodes_of(mesh.world) == 1:
         return None
     return lambda axes: _passages(mesh, topology, axes)
@@ -25,7 +26,8 @@ def _passages(mesh: Mesh, topology: Topology, axes: tuple[str, ...]) -> tuple[Pa
 
 
 def _of_group(topology: Topology, axis: str, group: tuple[int, ...]) -> Iterator[Passage]:
-    """Of its collectives, and where members exchange with neighbours, of what each sends to the next and to the one before."""
+    """The passages of a group: of its collectives, and where members exchange with neighbours, of each member's messages to the next
+    one and to the one before. None where the group lies on one node."""
     nodes = nodes_of(topology, group)
     if len(nodes) == 1:
         return
@@ -42,31 +44,33 @@ def _between(links: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def nodes_below(topology: Topology) -> tuple[int, ...]:
-    """Nodes below a leaf's uplinks, and below those of the spines of a block; none where these never lack rate."""
+    """(nodes below a leaf switch, nodes below the spines of a block), as far as there are such; () where their uplinks are fast enough."""
     fabric = topology.cluster.fabric
     return tuple(nodes for nodes in (fabric.pod, fabric.block_nodes) if nodes) if topology.narrow else ()
 
 
 def pods_of(topology: Topology) -> tuple[int, ...]:
-    """Ranks below each of these (`nodes_below`)."""
+    """The same in ranks: how many are below each of `nodes_below`."""
     return tuple(nodes * topology.ranks_per_node for nodes in nodes_below(topology))
 
 
 def regular(mesh: Mesh, topology: Topology) -> bool:
-    """Does each pod hold as many ranks as the others, and are there as many spines as flows are spread over?"""
+    """Whether each pod holds as many ranks as the others, on a fabric without scattered ranks and without a given number of spines.
+    True on fabrics that are not oversubscribed."""
     cluster = topology.cluster
     even = all(mesh.world <= pod or mesh.world % pod == 0 for pod in pods_of(topology))
     return not topology.narrow or (even and not cluster.scatter and not cluster.fabric.spines)
 
 
 def inner_axes(mesh: Mesh) -> tuple[str, ...]:
-    """Axes that cut others' ranks otherwise: experts' within data parallelism, rings and exchanges of heads within cp, a smaller mesh within FSDP's."""
+    """Axes that split the ranks of other axes in their own way: experts' axes within data parallelism, rings and exchanges of heads
+    within cp, a smaller mesh within FSDP's."""
     experts = ("ep", "edp", "efsdp") if mesh.apart else ()
     kept = ("fsdp_inner",) if mesh.inner > 1 else ()
     return (*experts, *(("cp_ulysses", "cp_ring") if mesh.ulysses > 1 else ()), *kept)
 
 
 def inner_cuts(mesh: Mesh, size: int) -> bool:
-    """Are groups of such axes spread over pods of so many ranks otherwise than others of theirs?"""
+    """Whether the groups of some inner axis are spread differently over pods of `size` ranks."""
     spread = ({tuple(Counter(rank // size for rank in group).values()) for group in mesh.groups(axis)} for axis in inner_axes(mesh))
     return any(len(kinds) > 1 for kinds in spread)

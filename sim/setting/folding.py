@@ -1,7 +1,7 @@
-"""Which ranks of a machine sit alike, so that one may be simulated for all of them.
+"""Finds ranks with equal places on a machine, so that one may be simulated for all of them.
 
-Ranks sit alike when their nodes are equal and each shares its switches, buses and NICs with as many ranks of each stage as the others do:
-nodes, and what is shared in them, hold whole blocks of ranks, which the stages fill alike.
+Ranks have equal places when their nodes are equal and each shares its switches, buses and NICs with as many ranks of each stage as the
+others do. Then nodes, and what is shared in them, hold whole blocks of ranks, and all blocks hold the same mix of stages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topologies.graph import Topology
 
 @lru_cache(maxsize=8)
 def places_of(mesh: Mesh, topology: Topology) -> Places | None:
-    """Where the ranks of a mesh sit; None: each must be simulated.
+    """The places of a mesh's ranks on the machine. None: each rank must be simulated.
 
     Ranks of unequal nodes (other machines, a broken one) and slow ranks are kinds of their own. Where the devices of a node are joined unevenly (PCIe below two sockets, DGX-1), groups of two mesh axes meet on
     links that differ from place to place: then ranks are equal only to those in the same place of another node. Where such groups leave the
@@ -61,22 +61,22 @@ def places_of(mesh: Mesh, topology: Topology) -> Places | None:
 
 
 def _firsts(topology: Topology, world: int) -> list[int]:
-    """Of each node with a rank the first one that is built and joined like it."""
+    """For each node that holds a rank, the first node that is built and connected like it."""
     found: dict[int, int] = {}
     return [found.setdefault(topology.node_kind(node), node) for node in range(topology.nodes_of(world))]
 
 
 def _comparable(topology: Topology) -> bool:
-    """May ranks of unequal nodes, or nodes on unequal ways, be told apart by their nodes and by whom they meet on a way (`crossing_of`)? Where as many
-    sit on each node, one after the other, and no unequal ones lack rate between them."""
+    """Whether unequal nodes, or nodes on unequal paths, can be handled as kinds of their own and by their shared paths (`crossing_of`).
+    They can where each node has as many ranks, in order, and where nodes are equal or links between them are fast enough."""
     cluster = topology.cluster
     equal = len(cluster.runs) == 1 and not cluster.special
     return len({run.ranks for run in cluster.runs}) == 1 and not cluster.scatter and (equal or not topology.narrow)
 
 
 def _cuts(mesh: Mesh, size: int) -> bool:
-    """Do groups begin in one node (or pod) of so many ranks and end in another, so that some are spread over them otherwise than others? Whole stages
-    that do are not meant (`_aligned`)."""
+    """Whether groups begin in one node (or pod) of `size` ranks and end in another, so that some groups are spread over nodes
+    differently than others. Whole stages that do so do not count (`_aligned`)."""
     inner, stages = 1, mesh.size("pp")
     for axis in reversed(mesh.order):
         inner, stages = inner * mesh.size(axis), 1 if axis == "pp" else stages
@@ -88,8 +88,8 @@ def _cuts(mesh: Mesh, size: int) -> bool:
 
 
 def _spans(mesh: Mesh, topology: Topology, uneven: bool) -> list[int]:
-    """Of each rank a number, the same where its groups lie on their nodes alike: in the same order on the same rails, and as many
-    share each node, NIC and switch; on `uneven` nodes also in the same places."""
+    """For each rank a number. Ranks have the same number if their groups lie on nodes in the same way: in the same order on the same
+    rails, with as many members on each node, NIC and switch; on `uneven` nodes also in the same places."""
     links = [_links(topology, rank, True) for rank in range(mesh.world)]
     leaves = [[link.partition(">")[2] for link in own if ">net/" in link] for own in links]
     # What reaches a peer on another rail leaves by that rail's NIC (PXN), where others of the node may send.
@@ -110,8 +110,9 @@ def _spans(mesh: Mesh, topology: Topology, uneven: bool) -> list[int]:
 
 @lru_cache(maxsize=2)
 def _spreads(mesh: Mesh, topology: Topology) -> list[tuple[tuple[int, ...], ...]]:
-    """Of each rank how far its groups are spread, from the innermost on, which meet most often: over how many nodes (the more the slower), below the
-    same switches or over those that pass less up, and how few members the emptiest of these nodes holds, whose NICs all others wait for."""
+    """For each rank how far its groups are spread, innermost groups first, since they meet most often. For each group: whether it lies
+    on several nodes (slower), whether it lies below several switches whose uplinks are slower, and how few members the emptiest of its
+    nodes holds, since all others wait for that node's NICs. Larger keys are slower."""
     below = nodes_below(topology)[::-1]
     found: list[list[tuple[int, ...]]] = [[] for _ in range(mesh.world)]
     for axis in (*inner_axes(mesh), *reversed(mesh.order)):
@@ -125,7 +126,8 @@ def _spreads(mesh: Mesh, topology: Topology) -> list[tuple[tuple[int, ...], ...]
 
 
 def _links(topology: Topology, rank: int, far: bool) -> tuple[str, ...]:
-    """Of the rank's node, between its device and the memory of its host, in both directions; `far`: and to other nodes."""
+    """Names of the links in the rank's node between its device and host memory, in both directions; with `far`, also those on the path
+    to other nodes."""
     found = tuple(link for to_device in (True, False) for link in topology.host_path(rank, to_device).links)
     if not far:
         return found
@@ -137,8 +139,8 @@ def _links(topology: Topology, rank: int, far: bool) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _profiles(topology: Topology, node: int, taken: int, far: bool) -> tuple[int, ...]:
-    """Of each of the first places of a `node` a number, the same where its links (`_links`) have the same rates and as many users; `taken`: with a
-    rank."""
+    """For each of the first `taken` places of a `node`, which hold a rank, a number. It is the same where the links (`_links`) have the
+    same rates and as many users."""
     ways = [_links(topology, rank, far) for rank in topology.ranks_of(node)[:taken]]
     users = Counter(link for way in ways for link in dict.fromkeys(way))
     kinds = [tuple((users[link], topology.rates[link]) for link in way) for way in ways]
@@ -147,7 +149,8 @@ def _profiles(topology: Topology, node: int, taken: int, far: bool) -> tuple[int
 
 @lru_cache(maxsize=64)
 def _blocks(topology: Topology, far: bool) -> tuple[int, ...]:
-    """Sizes of the blocks of ranks, one after the other, that share something in a node, and of the node; none where they are no such blocks."""
+    """Sizes, in ranks, of a node and of the blocks of consecutive ranks in it that share a link. () where ranks that share a link are
+    not such blocks, or where places differ."""
     ranks = topology.first_ranks()
     sharing: dict[str, list[int]] = {}
     for rank in ranks:
@@ -161,7 +164,8 @@ def _blocks(topology: Topology, far: bool) -> tuple[int, ...]:
 
 
 def _aligned(mesh: Mesh, topology: Topology, far: bool) -> bool:
-    """Does each block hold as many ranks of the same stages as every other with one of them?"""
+    """Whether every block (of a node, of what is shared in it, of a pod) that holds ranks of a stage holds the same mix of stages as
+    all others that do."""
     stages, inner, size = mesh.size("pp"), 1, topology.ranks_per_node
     if stages == 1 and (mesh.world == topology.gpus or (not topology.cluster.scatter and (mesh.world % size == 0 or mesh.world < size))):
         return len(set(_profiles(topology, 0, min(mesh.world, size), far))) == 1
@@ -175,9 +179,10 @@ def _aligned(mesh: Mesh, topology: Topology, far: bool) -> bool:
 
 
 def _whole(block: int, inner: int, stages: int, world: int) -> bool:
-    """`inner` ranks of a stage, then as many of the next, round and round: does each block with some of a stage's hold the same as the others?"""
+    """Whether all blocks of `block` ranks that hold ranks of a stage hold the same mix. Ranks are in this order: `inner` of one stage,
+    as many of the next one, and again from the first stage on."""
     turn = inner * stages
-    if inner % block == 0:  # of one stage each
+    if inner % block == 0:  # each block holds ranks of one stage
         return True
     if block % inner:
         return False

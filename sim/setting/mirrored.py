@@ -1,8 +1,9 @@
-"""Places of an uneven node that could change without anybody's notice: slots of one socket, sockets that mirror each other.
+"""Finds places of an uneven node that can be exchanged without any effect: slots of one socket, sockets that mirror each other.
 
-A symmetry of a machine is a renaming of its ranks and links that leaves all ways, and all that meets, as they are; what is equal by one need be
-simulated once (orbits are an equitable partition: Godsil and Royle, Algebraic Graph Theory, 9.3). Looked for are the changes of all ranks
-at once that flip one bit of their place: they map the groups of a mesh onto each other where its axes are powers of two.
+A symmetry of a machine is a renaming of its ranks and links that leaves all paths, and all that meets, as they are. Ranks that are
+equal by a symmetry need to be simulated only once (orbits are an equitable partition: Godsil and Royle, Algebraic Graph Theory, 9.3).
+The symmetries looked for flip one bit of the place of all ranks at once: they map the groups of a mesh onto each other where its axes
+are powers of two.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from sim.mesh import NEIGHBOURS, Mesh
 from topologies.graph import Topology
 
 Ways = tuple[object, tuple[tuple[str, ...], ...]]
-"""What a group, or a rank, sees of the machine, and the links that it takes, by what it takes them for."""
+"""(what a group or a rank sees of the machine, its links for each purpose)."""
 
 
 def mirrored(mesh: Mesh, topology: Topology, along: Iterable[str], ranks: Iterable[int]) -> int:
-    """The bits of a rank that may be flipped on all ranks at once, where ranks meet `along` these axes: ranks that differ in these alone are
-    equal. What one without them shares with others it shares with those without them, too, so that they show all that happens.
-    `ranks` stand each for all in the same place of nodes like its own: theirs are looked at."""
+    """A mask of the bits that may be flipped on all ranks at once, if ranks meet `along` these axes: ranks that differ in these bits
+    alone are equal. Ranks with all these bits 0 are then simulated, and they show all that happens on shared links. 0: there are no
+    such bits. `ranks`: each stands for all in the same place of nodes like its own; only these nodes are looked at."""
     size = topology.ranks_per_node
     if size & (size - 1) or mesh.world % size or topology.cluster.scatter:
         return 0
@@ -39,7 +40,7 @@ class _Seen:
         self._topology, self._ranks = topology, list(ranks)
         axes = [axis for axis in along if mesh.size(axis) > 1]
         self._names: dict[int, dict[str, str]] = {}
-        """Of each bit, which links take whose place."""
+        """Bit -> {link: the link that takes its place when the bit flips}."""
         self._fixed = [mesh.places(axis) for axis in ("pp", "cp", *(("dp_replicate", "dp_shard") if "dp_ring" in axes else ()))]
         self._of = {axis: {rank: mesh.group(axis, rank) for rank in self._ranks} for axis in axes}
         self._met = {group: self._meeting(group) for group in dict.fromkeys(group for of in self._of.values() for group in of.values())}
@@ -52,7 +53,7 @@ class _Seen:
         return (bare, len(shape.intra_links)), (shape.member_links, shape.inter_links, crossed)
 
     def _alone(self, rank: int, axes: Sequence[str]) -> Ways:
-        """Of its host's memory, of the others on its node, and of its neighbours."""
+        """What a rank sees: its paths to host memory, to the other ranks of its node, and from and to its neighbours."""
         found = [self._topology.host_path(rank, to_device) for to_device in (True, False)]
         found += [self._topology.path(rank, other) for other in self._topology.on_node(rank)]
         for axis in axes:
@@ -63,7 +64,7 @@ class _Seen:
         return [(path.kind, path.rate, path.latency, path.staged) for path in found], tuple(path.links for path in found)
 
     def stays(self, bit: int) -> bool:
-        """Is everything as before where this bit of all ranks flips?"""
+        """Whether everything stays as it is when this bit of all ranks flips."""
         if any(places[rank] != places[rank ^ bit] for places in self._fixed for rank in self._ranks):
             return False
         names = self._names[bit] = {}
@@ -77,14 +78,16 @@ class _Seen:
         )
 
     def _sees(self, rank: int, bit: int, names: dict[str, str]) -> bool:
-        """Does the rank see what its mirror image sees? `names`: links by those that take their place, so far."""
+        """Whether the rank sees what its mirror image sees. `names`: link -> the link that takes its place, as far as known; this adds
+        to it."""
         (kinds, ways), (others, images), size = self._own[rank], self._own[rank ^ bit], self._topology.ranks_per_node
         assert isinstance(kinds, list) and isinstance(others, list)
         there = [0, 1, *(2 + (at ^ bit) for at in range(size)), *range(2 + size, len(ways))]
         return all(kinds[at] == others[image] and self._renamed(ways[at], images[image], names) for at, image in enumerate(there))
 
     def _renamed(self, way: Sequence[str], image: Sequence[str], names: dict[str, str]) -> bool:
-        """May each link of the image be the other's by another name?"""
+        """Whether each link of `image` can take the place of the link of `way` at the same position: same rate, and no conflict with
+        `names`, to which this adds."""
         rates = self._topology.rates
         return len(way) == len(image) and all(
             names.setdefault(link, other) == other and rates[link] == rates[other] for link, other in zip(way, image, strict=True)
@@ -97,8 +100,8 @@ class _Seen:
         )
 
     def shown(self, free: int) -> bool:
-        """Do ranks whose `free` bits are 0 show what happens on all links? Of those that mirror each other one must have all of its flows by
-        such ranks, and all of theirs: none of the others is fuller."""
+        """Whether ranks whose `free` bits are 0 show what happens on all links. Of links that mirror each other, one must carry a flow
+        of such a rank for each of its flows, and carry as much of these ranks' flows as any of the others, so that none is fuller."""
         flows = {(axis, rank): self._met[group][1] for axis, of in self._of.items() for rank, group in of.items()}
         flows |= {("", rank): (*ways[:2], *ways[2 + self._topology.ranks_per_node :]) for rank, (_, ways) in self._own.items()}
         taken = {flow: Counter(link for way in ways for link in way) for flow, ways in flows.items()}
@@ -116,7 +119,7 @@ class _Seen:
         return all(any(shows(link, orbit) for link in orbit) for orbit in self._orbits(free, users))
 
     def _orbits(self, free: int, links: Iterable[str]) -> list[set[str]]:
-        """Links that take each other's places."""
+        """Sets of links that take each other's places when bits of `free` flip."""
         found: dict[str, set[str]] = {}
         for link in links:
             found[link] = {link}

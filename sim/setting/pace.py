@@ -22,13 +22,13 @@ from topologies.hardware import Cpu, Gpu
 
 Devices = tuple[Gpu | Cpu, ...]
 _KNOWN: dict[tuple[object, ...], tuple[float, Network, Devices]] = {}
-"""Of plans by what sets it; network and devices are kept, so that their ids stay their own."""
+"""Clocks found so far, by all that they depend on. Network and devices are kept with them, so that their ids stay valid."""
 _MOST = 1024
 
 
 def board_clock(setting: Setting) -> float:
-    """Clock of the board that the plan's step waits for, over that of the mean board: 1 on CPUs. Raises `BadInput` and its kinds for
-    layers that make no such pipeline."""
+    """Clock of the board for which the plan's step waits, divided by that of the mean board; 1 on CPUs. Raises `BadInput` and its
+    subclasses for layers that cannot be split into such a pipeline."""
     plan, p = setting.plan, setting.plan.parallel
     if setting.topology.kind == "cpu":
         return 1.0
@@ -47,11 +47,11 @@ def board_clock(setting: Setting) -> float:
 
 
 def pace(loads: Sequence[float], boards: int) -> float:
-    """Clock of the slowest board, as the longest stage sees it, over the mean board's.
+    """The clock, relative to the mean board's, at which the longest stage would take as long as the pipeline waits.
 
-    `loads`: seconds of a micro-batch on each stage, at the mean board's clock; each stage has so many `boards`. Of the stages that take at
-    least as long as a given one, the slowest board is expected in any: so long the pipeline waits at least, and for the longest of
-    these waits. The clock is that with which the longest stage takes as long.
+    `loads`: seconds of a micro-batch on each stage, at the mean board's clock. `boards`: boards of each stage. For each stage, take all
+    stages that last at least as long: the slowest of their boards may be in any of them, so the pipeline waits at least for this stage
+    at that board's clock. The longest of these waits counts.
     """
     longest = max(loads)
     if longest <= 0:
@@ -60,14 +60,14 @@ def pace(loads: Sequence[float], boards: int) -> float:
 
 
 def _loads(setting: Setting, devices: Devices) -> list[float]:
-    """Seconds of kernels that one micro-batch takes on each pipeline rank, on its first device, forward, backward and again. What the
-    ranks of a stage exchange is left out: it is much the same for all layers."""
+    """Seconds of kernels that one micro-batch takes on each pipeline rank, on its first device: forward, backward and recomputation. What
+    the ranks of a stage exchange is left out: it is much the same for all layers."""
     stages, priced = layout(setting.network, setting.plan), {id(device): _Priced(setting, device) for device in devices}
     return [sum(map(priced[id(device)].chunk, held(stages, setting.plan, at))) for at, device in enumerate(devices)]
 
 
 class _Priced:
-    """Blocks of a plan on one device."""
+    """The times of a plan's blocks on one device."""
 
     def __init__(self, setting: Setting, device: Gpu | Cpu) -> None:
         assert isinstance(device, Gpu)
@@ -76,7 +76,7 @@ class _Priced:
         self._known: dict[tuple[int, bool], float] = {}
 
     def chunk(self, blocks: Blocks) -> float:
-        """Seconds of a chunk, of which all layers are recomputed whole, or the first of them."""
+        """Seconds of all blocks of a chunk, including the recomputation of those that run again as a whole."""
         known, total = self._known, 0.0
         for (_, block), whole in zip(blocks, whole_again(self._plan.memory, blocks), strict=True):
             again = whole and self._plan.task != "forward"
@@ -87,7 +87,7 @@ class _Priced:
         return total
 
     def _seconds(self, block: Block, again: bool) -> float:
-        """Of all kernels of one micro-batch on a block, with those that run again."""
+        """Seconds of all kernels of one micro-batch on a block, including those that run again in backward."""
         parts = block.parts
         works = [work for part in parts for work in part.forward]
         if self._plan.task != "forward":

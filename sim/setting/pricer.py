@@ -1,4 +1,4 @@
-"""The pricer of a setting: for CPUs or GPUs, fitted, measured, or from tables of kernels."""
+"""Makes the pricer of a setting: for CPUs or GPUs, with fitted costs, measured ones, or tables of kernels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def pricer_for(
     setting: Setting, calibration: str | Path | None = None, costs: str = "fitted", slower: float = 1.0, places: Sequence[int] = (),
     board: float | None = None, clock: float = 1.0,
 ) -> Pricer:  # fmt: skip
-    """The pricer of the setting's kind of machine, with the plan's noise; compute of every rank takes `slower` times as long. `places`: the
-    ranks of the machine that the plan's take, where they are not the first. `board`: clock of every GPU over that of the mean one; None: of
-    the board that the step is expected to wait for (`sim.setting.pace`). `clock`: what the power limit leaves of all boards' (`sim.cost.power`). Raises `Refused` where `costs` or the calibration speak of another kind."""
+    """The pricer of the setting's kind of machine, with the plan's noise. `slower`: factor on the compute time of every rank. `places`:
+    the machine's ranks that the plan's ranks use; (): the first ones. `board`: clock of every GPU, divided by that of the mean one;
+    None: that of the board for which the step is expected to wait (`sim.setting.pace`). `clock`: the share of the clock that the power
+    limit leaves to all boards (`sim.cost.power`). Raises `Refused` where `costs` or the calibration are for another kind of machine."""
     from sim.lower.noise import loads, slowness
 
     noise = _moved(slowness(setting.plan), places)
@@ -32,7 +33,7 @@ def pricer_for(
 
 
 def _moved(factor: Callable[[int], float], places: Sequence[int]) -> Callable[[int], float]:
-    """A factor of the plan's ranks, asked for by ranks of the machine."""
+    """The same factor, but asked for by ranks of the machine; 1 for those that the plan does not use."""
     if not places:
         return factor
     ranks = {place: rank for rank, place in enumerate(places)}

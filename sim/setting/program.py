@@ -1,4 +1,4 @@
-"""The program of a setting: its plan, or one that differs from it in what its model and split do not depend on, lowered."""
+"""Lowers the plan of a setting to a program, or another plan with the same model and split."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from sim.setting.bind import Setting
 def program_for(
     setting: Setting, steps: int, plan: Plan | None = None, *, short: Shortener | None = None, counts: tuple[int, ...] = ()
 ) -> Program:
-    """The program of `steps` optimizer steps on every rank. `plan`: in place of the setting's own one with other output, updates or input; `short`,
-    `counts` and what is raised: as of `sim.lower.step.lower`."""
+    """The program of `steps` optimizer steps on every rank. `plan`: replaces the setting's own plan, from which it may differ in
+    output, updates or input; None: the setting's own. `short`, `counts` and what is raised: as for `sim.lower.step.lower`."""
     return lower(plan or setting.plan, setting.network, setting.framework, setting.topology.kind, steps, short, counts)

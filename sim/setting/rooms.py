@@ -1,4 +1,4 @@
-"""What memory the devices of a plan's ranks have: what its memory is held against."""
+"""The memory of the devices of a plan's ranks, with which the plan's need of memory is compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topologies.hardware import Cpu, Gpu
 
 
 def smallest_devices(setting: Setting) -> tuple[Gpu | Cpu, ...]:
-    """Of each pipeline rank the device with least memory; on a CPU host, with what each rank of the node has of its memory."""
+    """For each pipeline rank the device with least memory. On a CPU host, a device's memory is one rank's share of the node's memory."""
     topology, plan = setting.topology, setting.plan
     kinds = topology.devices(plan.world) if topology.kind != "cpu" else []
     if len(kinds) == 1:
@@ -29,7 +29,7 @@ def smallest_devices(setting: Setting) -> tuple[Gpu | Cpu, ...]:
 
 
 def rooms(setting: Setting, ranks: Iterable[int]) -> dict[int, int]:
-    """Bytes that the device of each of `ranks` has, the least of its pipeline stage's; without those of which it is not known."""
+    """Rank -> bytes of memory of the smallest device of its pipeline stage. Ranks whose memory is not known are left out."""
     devices, mesh = smallest_devices(setting), mesh_of(setting.plan)
     found = {rank: devices[mesh.coordinates(rank)["pp"]].memory for rank in ranks}
     return {rank: memory for rank, memory in found.items() if memory}

@@ -1,4 +1,4 @@
-"""Ranks with more samples than others: what is done for each sample takes longer there, the update and its messages do not."""
+"""Prices ranks that have more samples than others: work for each sample takes longer there; the update and its messages do not."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _ACTIVATIONS = ("comm.tp", "comm.cp", "comm.ep", "comm.pp")
 
 
 def grows(op: Op) -> bool:
-    """Does the op take longer with more samples?"""
+    """Whether the op takes longer with more samples."""
     if op.kind == "compute":
         return op.cls not in _FOR_EACH_STEP and not op.cls.startswith("comm.")
     return op.kind in ("host", "copy") and op.cls in _FOR_EACH_SAMPLE
 
 
 class Uneven(Derived):
-    """A pricer with `loads(rank)` times the samples on a rank."""
+    """A pricer for ranks with uneven numbers of samples. `loads(rank)`: factor on a rank's samples."""
 
     def __init__(self, inner: Pricer, loads: Callable[[int], float]) -> None:
         super().__init__(inner)
         self._loads = loads
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        """As long as for the member with most samples."""
+        """The cost for the member with most samples."""
         return _larger(op, self.inner.collective(op, members, siblings), max(map(self._loads, members)))
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
-        """Of the sender's samples."""
+        """The cost for the sender's number of samples."""
         return _larger(op, self.inner.message(op, source, target, siblings), self._loads(source))
 
     def local(self, op: Op, rank: int) -> Cost:
-        """So many times as long, at the same rates; launches as they are."""
+        """The cost times the rank's factor, at the same rates; launches do not change."""
         cost, load = self.inner.local(op, rank), self._loads(rank)
         if load == 1.0 or not grows(op):
             return cost
@@ -53,7 +53,7 @@ class Uneven(Derived):
 
 
 def _larger(op: Op, cost: Cost, load: float) -> Cost:
-    """A message of so many times the samples, where it carries what is computed of them."""
+    """The cost of a message with `load` times the samples, if it carries activations; else the same cost."""
     if load == 1.0 or not op.cls.startswith(_ACTIVATIONS):
         return cost
     return msgspec.structs.replace(cost, seconds=cost.latency + (cost.seconds - cost.latency) * load)
