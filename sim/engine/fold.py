@@ -38,10 +38,10 @@ Crossing = Callable[[tuple[str, ...]], Sequence[Passage]]
 
 
 class Places(NamedTuple):
-    """Where ranks sit on a machine: all that can make two ranks of one role differ."""
+    """The places of ranks on a machine: all that can make two ranks of one role differ."""
 
     alike: bool
-    """All ranks of a stage sit alike."""
+    """All ranks of a stage have equal places."""
     beside: Callable[[int], Sequence[int]]
     """(rank) -> the ranks that may use the same resources, itself included: those on its node (`Topology.beside`), also ranks that the plan does not
     use."""
@@ -65,7 +65,7 @@ _PLACES = 16
 """With `Places.free`, colours may pass the limit by this factor during refinement, since places of an uneven node may prove equal at the
 end."""
 Symmetry = Places | bool
-"""True: all ranks of a stage sit alike; False: each is simulated."""
+"""True: all ranks of a stage have equal places. False: each rank is simulated."""
 
 
 def alike(symmetry: Symmetry) -> bool:

@@ -126,7 +126,7 @@ class Lanes:
             self._sharing.start(cost.seconds, cost.uses, done, cost.share)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Calls `action` at `time` (now, if that is past)."""
+        """Calls `action` at `time` (seconds); at once if `time` is not later than now."""
         if time <= self._clock.now:
             action()
         else:

@@ -18,7 +18,7 @@ which do not show that loss."""
 _EQUAL = 1e-12
 """Shares whose relative difference is not larger count as equal."""
 Lane = tuple[object, str]
-"""A simulated rank, or a group of them that meets, and a lane: one op at a time."""
+"""(a simulated rank, or the ranks that meet in a collective; their lane), which runs one op at a time."""
 Wishes = dict[str, dict[tuple[Lane, str, int], float]]
 """Link -> {(lane, segment, id() of the op): what the op wants of the link per second}."""
 CostOf = Callable[[Op, int], Cost]

@@ -23,9 +23,10 @@ LOADER = "loader"
 
 
 def neighbours(pricer: Pricer, op: Op, cost: Cost, rank: int, world: int) -> Iterator[tuple[int, Cost]]:
-    """`rank`, where the op has this `cost`, and the ranks of its machine, each with what it costs there.
+    """Yields (rank, cost of the op on it) for the ranks of `rank`'s machine; first `rank` itself, with this `cost`.
 
-    Ranks of one machine are numbered in a row: the first whose op takes from another machine ends the search.
+    Ranks of one machine have consecutive numbers: in each direction the first rank whose op uses another machine's resources ends the
+    search.
     """
     yield rank, cost
     here = set(_machines(cost))

@@ -34,7 +34,7 @@ class Meetings:
             self._complete(come)
 
     def number(self, item: Item) -> None:
-        """Called when a message is issued."""
+        """Gives an item its meeting and its number there: a message when it is issued, a collective when it arrives."""
         item.table, item.turn = self._seats.of(item.op, item.rank).next()
 
     def check_empty(self) -> None:

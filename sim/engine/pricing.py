@@ -54,7 +54,7 @@ class Pricing:
         self.quiet = False
         """No collective can run beside compute, so that fused runs may hold collectives, which are never slowed."""
         self.idle: frozenset[str] = frozenset()
-        """Resources that never bind (`sim.engine.links`)."""
+        """Resources that never limit an op (`sim.engine.links`)."""
         self._contended: frozenset[int] = frozenset()
         """Ids of collectives that lose much to others on the same links, and so cannot be run by themselves."""
         self._met = MeetingCosts(program, pricer, groups, folded, beside, between)
@@ -221,5 +221,5 @@ class Pricing:
 
 
 def _fits(op: Op, cost: Cost, local: frozenset[int]) -> bool:
-    """May the op stand in a `span`?"""
+    """Whether `span` can tell the time of a run that holds the op."""
     return op.kind == "host" or (op.lane == COMPUTE and not cost.uses and (op.kind == "compute" or id(op) in local))

@@ -76,7 +76,7 @@ class Sharing:
         self._filled: dict[tuple[Want, ...], dict[Want, float]] = {}
         """What all flows want that can slow each other -> the rate of each. Equal layers and ranks ask for the same mix again."""
         self.idle: frozenset[str] = frozenset()
-        """Resources that never bind: what flows take of them need not be known."""
+        """Resources that never limit a flow, so that their use need not be tracked."""
 
     @property
     def moved(self) -> dict[str, float]:
@@ -175,7 +175,8 @@ class Sharing:
             self._set_rate(flow, rates[want])
 
     def _component(self, names: list[str]) -> tuple[dict[Flow, None], list[str]]:
-        """The flows whose rates can change, and the crowded resources among them. Others never bind."""
+        """The flows whose rates can change, and the crowded resources among all that they use. Resources that are not crowded limit no
+        flow."""
         flows: dict[Flow, None] = {}
         seen: dict[str, None] = {}
         stack = names

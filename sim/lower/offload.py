@@ -1,9 +1,10 @@
 """Activations in host memory: copied down after a block's forward, brought back one block ahead of its backward.
 
 As torchtitan's and Megatron's CPU offloading do: pinned memory, a copy lane for each direction. The stage's last block stays, its
-backward comes at once. Where all others go, two have room on the device: a third one's forward waits until the first has left
+backward comes at once. If all other blocks' activations leave, there is room for two blocks' on the device: a third block's forward
+waits until the first one's have left
 (TransformerEngine's AsyncDoubleBufferGroupOffloadHandler: the compute stream waits for its copies), and nothing comes back before it has gone.
-Where some go, they have as many more layers' time.
+If only some blocks' leave, each has the time of several layers to do so.
 """
 
 from __future__ import annotations

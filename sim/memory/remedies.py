@@ -19,7 +19,8 @@ class Change(NamedTuple):
     text: str
     plan: Plan
     scale: float = 1.0
-    """Share of the samples in a micro-batch (the plan itself keeps the old size, and has as many more of them)."""
+    """New size of a micro-batch as a share of the old one. `plan` keeps the old size in `batch.micro`; its global batch is larger by as
+    much."""
 
 
 def most_sharded(plan: Plan, network: Network, framework: Framework) -> int:

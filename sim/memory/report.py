@@ -42,7 +42,7 @@ class DoesNotFit(msgspec.Struct, frozen=True):
 
     needed: int
     available: int
-    """Of the device; on a CPU host a rank's share of the memory that all ranks there have together."""
+    """Bytes of the device's memory; on a CPU host, one rank's share of the host's memory."""
     remedies: tuple[str, ...] | None = ()
     """Up to three changes that make it fit, those that cost least time first. None where nobody looked for any."""
 

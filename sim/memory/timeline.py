@@ -25,7 +25,7 @@ from sim.trace import Span, Trace
 Line = tuple[tuple[float, int], ...]
 """(seconds, bytes in use from then on), in order of time."""
 UPDATE = "optimizer"
-"""Class of an update's ops. Clearing gradients (`optimizer/zero`) is one of the next step's begin; the host runs ahead of the device."""
+"""Class of an update's ops. Clearing gradients (`optimizer/zero`) has it, too, but belongs to the begin of the next step."""
 
 
 class _Window(NamedTuple):

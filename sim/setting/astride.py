@@ -1,4 +1,4 @@
-"""Groups of ranks that share no node."""
+"""Groups of ranks that lie on several nodes."""
 
 from __future__ import annotations
 

@@ -167,8 +167,9 @@ def _adapted(model: ModelSpec) -> ModelSpec:
 
 
 def usual_length(model: ModelSpec) -> int:
-    """Tokens of a sequence where the plan says nothing: what a captured model was captured with, else `SEQ_LEN`, or what a table of learned
-    positions holds where that is less (in eights: those of OPT and RoBERTa have two rows more than there are tokens)."""
+    """Tokens of a sequence where the plan says nothing: as many as a captured model was captured with, else `SEQ_LEN`, or the length of
+    its table of learned positions if that is less (in multiples of eight: the tables of OPT and RoBERTa have two rows more than there
+    are tokens)."""
     if isinstance(model, Captured):
         return model.seq
     learned = getattr(model, "position", "learned") == "learned"

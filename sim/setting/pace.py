@@ -1,6 +1,6 @@
 """The clock of the board that a step waits for.
 
-Data parallel ranks meet in every step, so that one without a pipeline goes by the slowest of all its boards (`slowest`). In a pipeline
+Data-parallel ranks meet in every step, so a step without a pipeline waits for the slowest of all its boards (`slowest`). In a pipeline
 the stage that takes longest sets the pace of the others (Narayanan et al. 2021, section 2.2), which have time to spare: a slow board in a
 light stage holds nobody up until it has lost that. The last stage, with the head and its loss, is often the longest; its boards alone
 then count.

@@ -10,11 +10,11 @@ from sim.cost.price import Cost, Derived, Pricer
 from sim.program import Op
 
 _FOR_EACH_STEP = ("optimizer", "grad.copy", "output")
-"""Classes of kernels that come once a step, whatever the batch."""
+"""Classes of kernels that run once a step, whatever the number of samples."""
 _FOR_EACH_SAMPLE = ("data", "comm.offload")
-"""Classes of copies and of work of CPU threads: the batch and the activations."""
+"""Classes of copies and of CPU threads' work that grow with the samples: the batch and offloaded activations."""
 _ACTIVATIONS = ("comm.tp", "comm.cp", "comm.ep", "comm.pp")
-"""Classes of messages that carry them."""
+"""Classes of messages that carry activations."""
 
 
 def grows(op: Op) -> bool:

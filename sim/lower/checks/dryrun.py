@@ -55,7 +55,7 @@ class _Thread:
         self.finished = True
 
     def _sync(self, item: Item) -> bool:
-        """False when the thread must wait for the event, the lane or all of the device's lanes: no other thread's."""
+        """False when the thread must wait: for the event, for the lane, or for all lanes of the device (not for other threads' lanes)."""
         if item.mark is not None:
             if not item.mark.fired:
                 item.mark.waiters.append(self.go)

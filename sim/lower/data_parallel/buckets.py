@@ -61,9 +61,9 @@ class Bucket(NamedTuple):
 
 
 def ready_order(part: Part, autocast: bool) -> tuple[int, ...]:
-    """Elements of the part's gradients as autograd hands them over: a linear's bias before its weight, a norm's or convolution's after (what else
-    a convolution's part has comes behind it in forward, and so before it in backward). Under autocast a linear's bias is cast before its
-    weight, and so comes after it in backward."""
+    """Elements of the part's gradients, in the order in which autograd hands them over. A linear's bias comes before its weight, a
+    norm's or convolution's after it. Other tensors of a convolution's part come behind it in forward, and so before it in backward.
+    Under autocast a linear's bias is cast before its weight, and so comes after it in backward."""
     tensors = part.tensors
     if part.cls == "norm":
         return tensors
@@ -99,7 +99,7 @@ def limits(job: Job, step: int, first_stage: bool) -> Limits:
 
 
 def asked_bucket(plan: Plan, framework: Framework) -> int | None:
-    """Bytes of a message as the plan says them, or else the framework; None: by a rule of torch's or Megatron's own."""
+    """Bytes at which a bucket is closed, as the plan sets them, or else the framework. None: torch's or Megatron's own rule holds."""
     return (framework.data_parallel.bucket << 20 or None) if plan.comm.bucket is None else plan.comm.bucket
 
 
@@ -110,8 +110,8 @@ def rebuilds(job: Job) -> bool:
 
 
 def buckets_of(job: Job, blocks: list[BlockOps], step: int, prefix: str = "", first_stage: bool = True) -> list[Bucket]:
-    """All buckets of one stage in step number `step` (torch cuts the first one's otherwise), in the order in which they become ready. Expert
-    parameters have their own; groups of one rank have none."""
+    """All buckets of one stage in step number `step` (torch cuts them differently in the first step), in the order in which they become
+    ready. Expert parameters have their own; groups of one rank have none."""
     dense = job.data_axis if job.zero == 0 else "fsdp"
     split = job.zero > 0 and job.size("efsdp") > 1  # else each rank updates all of its experts, and sums their gradients as DDP does
     experts = ("efsdp" if split else "edp") if job.mesh.apart else dense

@@ -19,8 +19,8 @@ from sim.work import MemoryBound, Work
 
 
 def broadcast(job: Job, blocks: Iterable[BlockOps]) -> list[Op]:
-    """The broadcast of these statistics, with the copies before and after. Empty where no batch norm is trained, or no other rank has a
-    copy of it."""
+    """The broadcast of these statistics, with the copies before and after. Empty where no batch norm is trained, where no other rank
+    has a copy of it, and with ZeRO."""
     if not job.framework.data_parallel.broadcasts_buffers or job.size(job.data_axis) == 1 or job.zero:
         return []
     widths = [part.part.tensors[0] for block in blocks for part in block.parts if _has_statistics(part.part)]

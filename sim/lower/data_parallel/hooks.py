@@ -1,4 +1,5 @@
-"""A full bucket cast to what travels, and back: DDP's compress hooks (torch 2.13, distributed/algorithms/ddp_comm_hooks/default_hooks.py, _compress_hook).
+"""Casts a full bucket to the dtype of its message, and back: DDP's compress hooks (torch 2.13,
+distributed/algorithms/ddp_comm_hooks/default_hooks.py, _compress_hook).
 
 The hook runs when the bucket is full: a cast, a division by the ranks, the message. What follows it (`then`) copies the sum back into the
 bucket: on a GPU on a stream of its own beside what computes, on a CPU in a thread that takes its core from the one that trains. DeepSpeed's

@@ -31,7 +31,7 @@ GLOO_THREADS = 2
 
 
 def lane_for(job: Job, bucket: Bucket) -> str:
-    """NCCL runs a group's collectives one after the other; gloo begins the next one beside the last."""
+    """The lane of a bucket's message. NCCL runs a group's collectives one after the other; gloo runs `GLOO_THREADS` of DDP's at a time."""
     lane = lane_of(bucket.axis)
     turn = bucket.number % GLOO_THREADS if job.device == "cpu" and rebuilds(job) else 0
     return f"{lane}.{turn}" if turn else lane
@@ -72,7 +72,8 @@ def _hooks(job: Job) -> bool:
 
 
 def send(job: Job, bucket: Bucket, messages: Messages, last: bool = False) -> list[Op]:
-    """Fills the bucket, and sends it beside compute; the last one waits for the background thread that sends them, where there is one."""
+    """Fills the bucket, and sends it beside compute. Where a background thread sends messages in cycles, the last one waits half a
+    cycle for it."""
     name = f"grad/{bucket.name}"
     ops: list[Op] = []
     if _hooks(job):

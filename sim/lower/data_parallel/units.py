@@ -33,7 +33,7 @@ class Unit(NamedTuple):
     kept: bool
     """Not freed after forward: the root; a head by itself or the last layer, whose backward is next (reshard_after_forward = False)."""
     tensors: int
-    """Parameters, each with its own hooks and views."""
+    """Number of parameter tensors, each with its own hooks and views."""
     narrow: tuple[int, int] = (0, 0)
     """Elements of linears that run in 8 or 4 bits: (of the dense ones, of the experts' that are split)."""
 

@@ -86,11 +86,11 @@ def _exchanged(part: Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _ring(job: Job, name: str, part: Part, works: tuple[Work, ...], kernels: list[Op], legs: int) -> list[Op]:
-    """Attention on one chunk of keys while the next arrives, as many steps as the ring has ranks.
+    """Attention on one chunk of keys while the next one arrives, in as many steps as the ring has ranks.
 
-    Forward: keys and values make a hop less. Backward (`legs` = 2): so do they again, and their gradients make one for each rank:
-    each follows the step that added to it, the last one home. torch sums these in fp32 (_context_parallel/_attention.py,
-    _templated_ring_attention_backward: accum_dtype), TransformerEngine in the dtype of the keys.
+    Forward: keys and values make one hop less than there are ranks. Backward (`legs` = 2): they do so again, and their gradients make one
+    hop for each rank: each hop follows the step that added to them, and the last one brings them home. torch sums these in fp32
+    (_context_parallel/_attention.py, _templated_ring_attention_backward: accum_dtype), TransformerEngine in the dtype of the keys.
     """
     axis = "cp" if job.plan.parallel.ulysses == 1 else "cp_ring"
     ways = job.size(axis)

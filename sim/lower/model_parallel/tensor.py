@@ -49,8 +49,8 @@ TransformerEngine's defaults and of NVIDIA's tables (NVIDIA-NeMo/Megatron-Bridge
 
 
 def _gathered(size: float, kernels: list[Op]) -> float:
-    """Bytes that travel of an input of `size` bytes in 16 bits, which the products of `kernels` read in their own dtype; with a scale for each
-    row it travels as it is (torchtitan parallelize.py: float8 all_gather with tensorwise recipes alone)."""
+    """Bytes that are sent of an input that has `size` bytes in 16 bits. It is sent in the dtype in which the GEMMs of `kernels` read
+    it; with a scale for each row it is sent in 16 bits (torchtitan parallelize.py: float8 all_gather with tensorwise recipes alone)."""
     widths = [BYTES["bf16" if work.dtype == "rowfp8" else work.dtype] for op in kernels for work in op.works if isinstance(work, Gemm)]
     return size * min(1.0, max(widths) / BYTES["bf16"]) if widths else size
 
@@ -87,13 +87,15 @@ def _gather(job: Job, id: str, size: float, kernels: list[Op]) -> list[Op]:
 
 
 def _scatter(job: Job, id: str, size: float, kernels: list[Op]) -> list[Op]:
-    """The whole message of what `kernels` made, whose pieces DTensor first puts together, rank by rank (_chunk_or_narrow_cat)."""
+    """The reduce_scatter of all that `kernels` made, in one message. DTensor first copies its pieces together, rank by rank
+    (_chunk_or_narrow_cat)."""
     return [*_side_by_side(job, id, size, kernels[-1:], -1), _now(job, id, "reduce_scatter", size)]
 
 
 def _side_by_side(job: Job, id: str, size: float, beside: list[Op], at: int) -> list[Op]:
-    """DTensor splits sequences, the second dimension, and NCCL the first: what travels is copied. A compiler has the kernel that makes it or reads
-    it (the `at`-th of `beside`) do so, unless that is a product."""
+    """The copy that DTensor makes for a collective, since it splits sequences along the second dimension and NCCL along the first. A
+    compiler has the kernel that makes or reads the tensor (the `at`-th of each op in `beside`) do so, unless that is a GEMM. Empty
+    without such a copy."""
     if job.framework.tensor_parallel.style != "dtensor":
         return []
     if job.framework.compile and any(isinstance(op.works[at], MemoryBound) for op in beside):

@@ -41,7 +41,8 @@ def beside_gradients(job: Job, share: Share, norms: list[Op]) -> list[Op]:
 
 def on_cpu(job: Job, share: Share) -> HostWork:
     """The update on CPU cores, in one pass over host memory as DeepSpeed's CPU-Adam makes it: fp32 states, and the parameters in 16 bits, where a
-    rank has some beside them. Counted in elements of an AdamW update, which is what was timed: another one moves fewer tensors."""
+    rank has some beside them. The work is counted in elements of an AdamW update, whose time was measured; other optimizers move fewer
+    tensors."""
     read, written = OPTIMIZERS[job.plan.optimizer.name].fused
     narrow = job.param_bytes < 4 and not (job.plan.parameters_offloaded and job.framework.data_parallel.one_copy(job.zero))
     each = 4.0 * (read - 1 + written) + job.grad_bytes + (job.param_bytes if narrow else 0.0)

@@ -53,7 +53,7 @@ def on_host(job: Job, share: Share, leader: bool) -> list[Op]:
 
 
 def through_primary(job: Job, share: Share, leader: bool) -> list[Op]:
-    """The first device coordinates: gradients are reduced to it, it alone updates, and its parameters are broadcast.
+    """The first device updates for all: gradients are reduced to it, it alone runs the update, and its parameters are broadcast.
 
     nn.DataParallel's own order (replicate, forward, reduce_add, step) with one process for each device; nothing overlaps backward.
     """
