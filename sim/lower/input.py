@@ -88,8 +88,8 @@ RANDOM = 4e-9
 
 
 def _created(job: Job) -> list[Op]:
-    """Makes a new tensor of the batch's size, on the host (`torch.rand(n).to(device)`) or on the device (`torch.rand(n,
-    device=device)`); empty where the plan asks for none."""
+    """Makes a new tensor of the batch's size, on the host (`torch.rand(n).to(device)`) or on the device
+    (`torch.rand(n, device=device)`); empty where the plan asks for none."""
     size = device_bytes(job)
     if job.plan.data.create == "none" or not size:
         return []

@@ -32,8 +32,8 @@ def state_dtype(job: Job) -> str:
 def moment_width(plan: Plan, width: float) -> float:
     """Bytes of one element of the optimizer's moments. `width`: bytes of an element of the parameters that it updates.
 
-    Scales of 8-bit moments are left out: one fp32 number for a tensor (TransformerEngine's FusedAdam), or for 256 elements (Dettmers et
-    al. 2022).
+    Scales of 8-bit moments are left out: one fp32 number for a tensor (TransformerEngine's FusedAdam), or for 256 elements
+    (Dettmers et al. 2022).
     """
     return BYTES[plan.optimizer.states] if plan.optimizer.states else width
 
