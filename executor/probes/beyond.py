@@ -1,4 +1,5 @@
-"""What a wrapper of modules costs the host: a block with it against one without, among others of its kind and with other work between them."""
+"""Host time of a wrapper of modules (FSDP2, DTensor, checkpoint): wrapped blocks against bare ones, several in a model, with other work
+between."""
 
 from __future__ import annotations
 
@@ -12,17 +13,18 @@ from executor.probes.bench import Bench
 from executor.probes.mill import Between
 
 _BLOCKS = (2, 6)
-"""Of the smaller and the larger model: their difference leaves out what a model pays once."""
+"""Blocks of the smaller and of the larger model; in their difference the costs of a model that occur once are left out."""
 _WARM, _ROUNDS, _QUICK = 3, 25, 8
-"""Steps before any is timed (DTensor looks its plans up once), and rounds: in each all models take a step, so that what changes from one moment
-to the next is in all of them."""
+"""Steps before the first timed one (DTensor caches its plans), and timed rounds, fewer in a quick probe. In each round all models take one
+step, so that changes of the machine's speed are in all of them."""
 
 Maker = Callable[[int], nn.Module]
-"""A model of so many blocks."""
+"""Makes a model of so many blocks."""
 
 
 def beyond(bench: Bench, wrapped: Maker, bare: Maker, x: torch.Tensor) -> float:
-    """Seconds that forward and backward of one block of `wrapped` take beyond those of one of `bare`; may be below 0 by what timing wavers."""
+    """Seconds by which forward and backward of one block of `wrapped` take longer than those of one block of `bare`; may be below 0 by
+    noise."""
     steps = [_step(make(blocks), x) for make in (wrapped, bare) for blocks in _BLOCKS]
     for step in steps * _WARM:
         step()
@@ -35,7 +37,7 @@ def beyond(bench: Bench, wrapped: Maker, bare: Maker, x: torch.Tensor) -> float:
 
 
 def apart(bench: Bench, blocks: Iterable[nn.Module]) -> nn.Sequential:
-    """The blocks, each with other work before it."""
+    """A model of the blocks, with other work (`Between`) before each."""
     return nn.Sequential(*(module for block in blocks for module in (Between(bench.mill), block)))
 
 

@@ -1,4 +1,4 @@
-"""Collectives and messages by size and number of ranks, and what handing one over takes."""
+"""Collectives and messages by size and number of ranks, and the host time to issue one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NAMES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"
 
 
 def collectives(bench: Bench) -> None:
-    """Every collective over 2, 4 ... all ranks; processor seconds count the communication's own threads too."""
+    """Every collective over 2, 4 ... all ranks, in wall seconds and in CPU seconds, which include gloo's own threads."""
     sizes = _BYTES[::2] if bench.quick else _BYTES
     for count in group_sizes(bench.world.size):
         groups = [bench.world.group(range(first, first + count)) for first in range(0, bench.world.size - count + 1, count)]
         mine = bench.world.rank // count
         group = groups[mine] if mine < len(groups) else None
-        wake(bench.world.device)  # NCCL has taken seconds to connect, in which a GPU's clocks fall
+        wake(bench.world.device)  # NCCL takes seconds to connect, and meanwhile the GPU's clock falls
         for name in NAMES:
             bench.phase(f"{name} over {count} ranks")
             for size in sizes:
@@ -40,7 +40,7 @@ def collectives(bench: Bench) -> None:
 
 
 def group_sizes(world: int) -> list[int]:
-    """2, 4, 8 ... below the world, then the world."""
+    """Sizes of groups: 2, 4, 8 ... below the world size, then the world size; [] for one rank."""
     sizes = [2**i for i in range(1, 10) if 2**i < world]
     return [*sizes, world] if world > 1 else []
 
@@ -62,12 +62,13 @@ def collective_call(name: str, size: int, count: int, group: dist.ProcessGroup, 
 
 
 def _count(bench: Bench, size: int) -> int:
-    """How often a call of so many bytes is timed, on every rank alike."""
+    """How often a call of `size` bytes is timed; the same on every rank."""
     return max(15, min(90, int((64 << 20) / size))) // (3 if bench.quick else 1)
 
 
 def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup) -> tuple[list[float], float]:
-    """Equal numbers of calls on every rank of the group: time budgets would differ, and ranks would wait forever."""
+    """(seconds of one call, many times; CPU seconds of one call). Every rank of the group makes the same number of calls: with a budget of
+    time the numbers would differ, and ranks would wait forever."""
     n = _count(bench, size)
     for _ in range(3 if size < 1 << 24 else 1):
         call()
@@ -76,15 +77,15 @@ def _repeat(bench: Bench, call: Callable[[], object], size: int, group: dist.Pro
         return _on_device(bench, call, n), 0.0
     wall, added, processor = _added(bench, call, n)
     bench.world.beat.touch()
-    # gloo's threads take turns with the ranks' own on the cores: a call lasts a fraction of a millisecond or a scheduler's slice of 3 to
-    # 4 ms more, and a step, which makes tens of calls, lasts as long as their mean; the median of such means leaves out what comes once a second.
+    # gloo's threads take turns with the ranks' own threads on the cores: a call lasts a fraction of a millisecond, or a scheduler's slice
+    # of 3 to 4 ms more. A step makes tens of calls, so their mean counts; the median of such means leaves out what happens once a second.
     each = max(1, min(15, n // 3))
     spent, more = means(_together(wall, group, bench.world.crowded), each), means(_together(added, group, False), each)
     return spent if bench.world.crowded else [max(both) for both in zip(spent, more, strict=True)], processor / n
 
 
 def _again(bench: Bench, call: Callable[[], object], size: int, group: dist.ProcessGroup) -> list[float]:
-    """Seconds of calls that follow each other at once: ranks that have just met are still together."""
+    """Seconds of calls in direct succession: the ranks are still in step from the call before."""
     n = max(9, _count(bench, size) // 3)
     wall = _seconds(call, n)
     bench.world.beat.touch()
@@ -92,8 +93,8 @@ def _again(bench: Bench, call: Callable[[], object], size: int, group: dist.Proc
 
 
 def _added(bench: Bench, call: Callable[[], object], n: int) -> tuple[list[float], list[float], float]:
-    """(seconds of each call, seconds by which the stretch before it and the call take longer than the stretch without meetings, processor
-    seconds of all calls)."""
+    """(seconds of each call, seconds by which the stretch before it and the call together take longer than a stretch without communication,
+    CPU seconds of all calls)."""
     stretch = bench.stretch
     alone = statistics.median(_seconds(stretch.run, min(n, 30)))
     wall, added, processor = [], [], 0.0
@@ -111,7 +112,7 @@ def _added(bench: Bench, call: Callable[[], object], n: int) -> tuple[list[float
 
 
 def _seconds(run: Callable[[], object], n: int) -> list[float]:
-    """Of each of `n` calls in a row, on all ranks at once."""
+    """Seconds of each of `n` calls in a row, on all ranks together."""
     times = []
     for _ in range(n):
         start = time.perf_counter()
@@ -121,10 +122,11 @@ def _seconds(run: Callable[[], object], n: int) -> list[float]:
 
 
 def _together(wall: list[float], group: dist.ProcessGroup, crowded: bool) -> list[float]:
-    """Each call's seconds, averaged over the ranks: with what those who came early have waited, since the step waits for the slowest.
+    """Each call's seconds, as the mean over the ranks: it includes the waits of ranks that came early, since the step waits for the
+    slowest.
 
-    Ranks that take turns on the cores come in turns. A prediction slows them all alike instead; there the rank that came last counts,
-    which has waited for nobody.
+    Ranks that take turns on the cores (`crowded`) do not come together. Predictions slow all of them equally instead, so then the time of
+    the rank that came last counts, the minimum, which has no wait in it.
     """
     seconds = torch.tensor(wall, dtype=torch.float64)
     dist.all_reduce(seconds, op=dist.ReduceOp.MIN if crowded else dist.ReduceOp.SUM, group=group)
@@ -132,13 +134,13 @@ def _together(wall: list[float], group: dist.ProcessGroup, crowded: bool) -> lis
 
 
 _HOLD = 4_500_000
-"""Cycles, 1.5 ms and more: behind so long a wait six collectives are launched, or six messages each way, at 20-100 us of the host each. No
-rank may look whether it was long enough, as `DeviceTimer` does: all make equally many calls."""
+"""Clock cycles, at least 1.5 ms: time to launch six collectives, or six messages each way, at 20-100 us of the host each. Ranks cannot
+check whether it was long enough and repeat, as `DeviceTimer` does: all must make equally many calls."""
 
 
 def _on_device(bench: Bench, call: Callable[[], object], n: int) -> list[float]:
-    """Device seconds of one call, by events around runs of five. They stand ready behind a kernel that only waits, since a small one is
-    sooner done than launched, and behind a first call, in which the ranks meet whose waits began apart."""
+    """Device seconds of one call, by events around five calls. They are queued behind a kernel that only waits, since a small call ends
+    sooner than the next one is launched, and behind a first call, which brings ranks whose waits began at different times back in step."""
     wall = []
     for _ in range(max(3, n // 5)):
         start, end = bench.cuda.event(), bench.cuda.event()
@@ -155,7 +157,8 @@ def _on_device(bench: Bench, call: Callable[[], object], n: int) -> list[float]:
 
 
 def messages(bench: Bench) -> None:
-    """One way between neighbours: half a round trip. Of ranks that share a GPU by way of host memory: gloo sends nothing else."""
+    """Messages between neighbours, one way: half a round trip. If ranks share a GPU, the buffers are in host memory, as gloo sends no
+    others."""
     rank, size = bench.world.rank, bench.world.size
     if size < 2:
         return
@@ -181,15 +184,16 @@ def messages(bench: Bench) -> None:
 
 
 def stretch(bench: Bench) -> None:
-    """Seconds of what is computed before a collective that is timed."""
+    """Seconds of the stretch that is computed before a timed collective; only of several CPU ranks."""
     if bench.world.size > 1 and bench.world.kind == "cpu":
         bench.phase("the stretch between two meetings")
         bench.add("host", "stretch", "", (), bench.times([bench.stretch.run], least=15))
 
 
 def apart(bench: Bench) -> None:
-    """Seconds by which a meeting after much work costs more than after one stretch: the longer ranks work by themselves, the further they come
-    apart. Work by itself and both kinds of meetings take turns, since the machine's speed changes from one second to the next."""
+    """Seconds by which an all_reduce after long work costs more than one after a single stretch: the longer CPU ranks work without
+    communication, the less they stay in step. Work without all_reduce, and work with one after many stretches and after one, take turns,
+    since the machine's speed changes from one second to the next."""
     if bench.world.size < 2 or bench.world.kind != "cpu" or bench.world.crowded:
         return
     bench.phase("meetings after long work")
@@ -215,7 +219,7 @@ def apart(bench: Bench) -> None:
 
 
 def issue(bench: Bench) -> None:
-    """Host seconds until an asynchronous collective has been handed over."""
+    """Host seconds to issue an asynchronous collective."""
     if bench.world.size < 2:
         return
     bench.phase("issuing collectives")

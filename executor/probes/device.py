@@ -1,6 +1,6 @@
-"""Which kernels and copies the probe times on a GPU, and over which shapes: those of training, not those of a CPU's caches.
+"""Which kernels and copies the probe times on a GPU, with shapes of training (those for CPUs are smaller).
 
-Device seconds (`executor.device_times`) at the boost clock, in the tables of `sim.cost.calibration`.
+Times are device seconds (`executor.device_times`) at the boost clock, in the tables of `sim.cost.calibration`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from sim.cost.variant import variant
 from sim.work import BLOCK, BYTES, LISTED, Attention, Gemm, MemoryBound
 
 SIZES = (128, 512, 1024, 2048, 4096, 8192, 16384, 131072)
-"""Tokens, widths and vocabularies of the plans lie between them; they are none of theirs."""
+"""Sides of GEMMs. Tokens, widths and vocabularies of the plans lie between these sizes, and are not among them."""
 FEW = (128, 1024, 8192)
-"""For exact fp32 and TF32, which few train in."""
+"""Sides of GEMMs in full fp32 and TF32, which are seldom used for training."""
 _ROLES = ("fwd", "dgrad", "wgrad")
 _LARGE = 16384
-"""At most one side of a product is larger than this: a vocabulary, or the tokens of a large batch."""
+"""At most one side of a GEMM is larger than this: a vocabulary, or the tokens of a large batch."""
 _MOST = 4.5e12
-"""FLOPs of the largest product: logits of 2048 tokens over 131,072 words of width 8192 are 4.4e12."""
+"""FLOPs of the largest GEMM: logits of 2048 tokens over 131,072 words of width 8192 are 4.4e12."""
 _LONGEST = 8e-3
-"""Seconds that the largest product may take."""
+"""Seconds that the largest GEMM may take."""
 _BYTES = (3 << 12, 3 << 16, 3 << 20, 12 << 20, 48 << 20, 192 << 20, 384 << 20)
 SEQUENCES, FEW_SEQUENCES = (128, 256, 512, 1024, 2048, 4096, 8192), (512, 2048)
 _ROW = 1 << 14
-"""Elements of a fused projection's row."""
+"""Elements of a row of a fused projection."""
 _BLOCKS = (1, 40, 160, 320)
-"""Of a launch over lists of tensors, which has 320 at most."""
+"""Blocks of a launch over lists of tensors, which has 320 at most."""
 _COPIES = (1 << 12, 1 << 16, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 _CONVOLUTIONS = (
     (32, 3, 224, 224, 64, 7, 2),
@@ -52,15 +52,16 @@ _CONVOLUTIONS = (
 
 
 def shapes(sizes: tuple[int, ...], most: float, room: int = 2 << 30, width: int = 2) -> Iterator[tuple[int, int, int]]:
-    """(m, n, k) of the products that are timed: at most one side over `_LARGE`, at most `most` FLOPs, and no matrix of more than `room`
-    bytes, where a number has `width`."""
+    """(m, n, k) of the timed GEMMs: at most one side over `_LARGE`, at most `most` FLOPs, and no matrix of more than `room` bytes, with
+    `width` bytes for each element."""
     for m, n, k in product(sizes, sizes, sizes):
         if 2.0 * m * n * k <= most and sum(side > _LARGE for side in (m, n, k)) <= 1 and width * max(m * n, m * k, n * k) <= room:
             yield m, n, k
 
 
 def gemms(bench: Bench) -> None:
-    """bf16 over the whole grid and all layouts; exact fp32 and TF32 at a few shapes."""
+    """GEMMs in all layouts: bf16 over the whole grid, full fp32 and TF32 at a few shapes, and bf16 with rows that are not multiples of 16
+    bytes."""
     bench.phase("rate of large products")
     rate = 2.0 * 4096**3 / bench.device_seconds(Gemm(4096, 4096, 4096, "bf16"))
     most = min(_MOST, rate * _LONGEST)
@@ -80,8 +81,8 @@ def gemms(bench: Bench) -> None:
 
 
 def ragged(role: str, quick: bool = False) -> Iterator[tuple[int, int, int]]:
-    """(m, n, k) of a head's products over words of an odd number, and of twice an odd number: matrix units want 16 bytes at once, and take such
-    rows by other kernels."""
+    """(m, n, k) of a head's GEMMs with a vocabulary of an odd size, and of twice an odd size: matrix units load 16 bytes at once, and other
+    kernels are needed for such rows."""
     words = [(_WORDS[0] + 1, _WORDS[0] + 2)] if quick else [(count + 1, count + 2) for count in _WORDS]
     for rest, tokens, width in product((0, 1), (8192,) if quick else (1024, 8192), (512, 2048)):
         for pair in words:
@@ -93,7 +94,8 @@ _WORDS = (1 << 14, 1 << 16)
 
 
 def memory_bound(bench: Bench) -> None:
-    """Every variant by bytes, in bf16 and fp32: within L2, and out of memory."""
+    """Every variant of a memory-bound kernel by its bytes, in bf16 and fp32, with data in L2 and in memory; then passes over lists of
+    tensors."""
     for dtype, total in product(("bf16", "fp32"), _BYTES[::3] if bench.quick else _BYTES):
         each_variant(bench, total, dtype)
         for work in halves(total, dtype):
@@ -106,7 +108,7 @@ def memory_bound(bench: Bench) -> None:
 
 
 def halves(total: int, dtype: str) -> Iterator[MemoryBound]:
-    """Kernels of a gated activation over halves of rows of `_ROW` elements, of about `total` bytes each."""
+    """Kernels of a gated activation that read halves of rows of `_ROW` elements; each moves about `total` bytes."""
     e = int(BYTES[dtype])
     for what, inputs, ops in (("activation", 1, 5.0), ("activation", 2, 10.0), ("scale", 2, 1.0)):
         rows = total // (inputs + 1) // e // (_ROW // 2)
@@ -116,7 +118,7 @@ def halves(total: int, dtype: str) -> Iterator[MemoryBound]:
 
 
 def passes(blocks: int, dtype: str) -> Iterator[MemoryBound]:
-    """A launch of each pass over lists of tensors, of so many blocks; the longest one of three lists read."""
+    """One launch of each pass over lists of tensors, with so many blocks; with the most blocks also one that reads three lists."""
     n, e = blocks * BLOCK, int(BYTES[dtype])
     longest = (("add_", 3, 1),) if blocks == _BLOCKS[-1] else ()
     for what, read, written in (("scale_", 1, 1), ("add_", 2, 1), ("sqrt", 1, 1), ("norm", 1, 0), *longest):
@@ -124,7 +126,8 @@ def passes(blocks: int, dtype: str) -> Iterator[MemoryBound]:
 
 
 def attention(bench: Bench) -> None:
-    """Fused attention, causal and not, forward and backward: about 8,192 tokens and 16 heads, as sequences of every length; of a few in fp32."""
+    """Fused attention, causal and not, forward and backward: about 8,192 tokens and 16 heads, in sequences of many lengths; a few in
+    fp32."""
     for dtype, sequences in (("bf16", SEQUENCES[1:4:2] if bench.quick else SEQUENCES), ("fp32", FEW_SEQUENCES)):
         bench.phase(f"{dtype} attention")
         for seq, d, causal, backward in product(sequences, (64, 128), (True, False), (False, True)):
@@ -141,11 +144,11 @@ def convolutions(bench: Bench) -> None:
 
 
 _VIEWS = (8, 24)
-"""Views in a row, of which the difference leaves out what a call of autograd takes once."""
+"""Views in a row; the difference of the two leaves out the fixed time of a call of autograd."""
 
 
 def launches(bench: Bench) -> None:
-    """The host's share of what is no whole call of an operator: a bare launch, and a view with its node of autograd, of both passes one."""
+    """Host seconds of a bare launch, and of a view with its autograd node, for one of the two passes."""
     bench.phase("launches and views")
     bench.add("host", "launch", "", (), bench.times([lambda: bench.cuda.hold(1)]))
     x = torch.ones(8, 8, device=bench.world.device, requires_grad=True)
@@ -165,7 +168,8 @@ def launches(bench: Bench) -> None:
 
 
 def copies(bench: Bench) -> None:
-    """Host to device and back by bytes. Pinned: the copy engine's own seconds. Pageable: the host's, which waits for it."""
+    """Copies from host to device and back, by bytes. Pinned: device seconds of the copy engine. Pageable: host seconds, as the host
+    waits."""
     bench.phase("copies between host and device")
     device = bench.world.device
     for size in _COPIES[::2] if bench.quick else _COPIES:

@@ -15,28 +15,29 @@ from sim.work import BYTES, Attention, Conv, Gemm, MemoryBound
 
 _SIZES = (2, 8, 64, 240, 960, 3840)
 _FEW = (64, 240, 960)
-"""No large powers of two: columns so far apart fall on the same sets of a cache. Without units for bf16 (`gemms`) the input's gradient took 609 ms over
-256 x 1024 x 1024, and 241 ms over 256 x 960 x 960."""
+"""Sizes of GEMMs in bf16. They are not large powers of two, whose columns fall on the same sets of a cache: on a CPU without bf16 units
+(`gemms`) the input's gradient took 609 ms over 256 x 1024 x 1024, and 241 ms over 256 x 960 x 960."""
 _MOST = 2.2e9
-"""FLOPs of the largest GEMM on a CPU: about 25 ms on one core. Beyond, the efficiency has flattened."""
+"""FLOPs of the largest GEMM on a CPU: about 25 ms on one core. Larger ones are no more efficient."""
 _BYTES = (3 << 9, 3 << 12, 3 << 15, 3 << 18, 3 << 20, 12 << 20, 48 << 20)
-"""Within L1, L2, L3 and memory."""
+"""Bytes of memory-bound kernels: sizes that fit into L1, L2 and L3, and sizes that do not."""
 _WIDTH = 1024
 _CHANNELS, _PLACES = 256, 64
-"""Of the maps over which batch norms are timed: so many channels, of so many places at least."""
+"""Channels of the maps over which batch norms are timed, and the least number of places of each channel."""
 _WIDE = 64
-"""Elements of which probed arrays have whole multiples: more than any kernel takes at once."""
+"""The elements of probed arrays are a multiple of this, which is more than any kernel reads at once."""
 _WORDS = 1 << 16
-"""Of the vocabulary over which a loss is timed: some rows of it at once are more than the L2 of a GPU holds."""
+"""Words of the vocabulary over which a loss is timed: a few rows are more than a GPU's L2 holds."""
 _DTYPES = ("fp32", "bf16")
 
 
 def once_more(bench: Bench) -> None:
-    """All kernels at another moment, but those of 16 bits that a CPU without units for them takes a minute for.
+    """Times all kernels again at another moment, except attention and convolutions in 16 bits, which take a minute on a CPU without bf16
+    units.
 
-    What others do on a machine in the cloud changes within a second: on a core whose other thread belongs to somebody else, a product takes 26 ms
-    or 36. A point is timed within less, so that by one moment alone it is off by a tenth and more, and a step of a hundred points by 8 %. The mean
-    of several moments (`executor.probe.merge`) is nearer.
+    In the cloud, the load by others changes within a second: on a core whose other hyper-thread belongs to somebody else, a GEMM takes 26
+    ms or 36. A point is timed in less than a second, so a single moment is off by a tenth or more, and a step of a hundred points by 8 %.
+    The mean of several moments (`executor.probe.merge`) is more accurate.
     """
     with bench.glance():
         gemms(bench)
@@ -46,8 +47,8 @@ def once_more(bench: Bench) -> None:
 
 
 def gemms(bench: Bench) -> None:
-    """Forward, input gradient and weight gradient layouts; fp32 over a grid, bf16 at a few shapes. A CPU without units for bf16 has a loop for each
-    layout: 240 cubed took one core of an EPYC 5.2, 12.7 and 2.0 ms."""
+    """GEMMs in the layouts of forward, input gradient and weight gradient: fp32 over a grid, bf16 at a few shapes. A CPU without bf16 units
+    runs a different loop for each layout: 240 cubed took one core of an EPYC 5.2, 12.7 and 2.0 ms."""
     sizes = (8, 256, 1024) if bench.quick else _SIZES
     most = _MOST / (4 if bench.quick else 1)
     for dtype, roles, some, largest in (
@@ -63,8 +64,8 @@ def gemms(bench: Bench) -> None:
 
 
 def whole(count: int) -> int:
-    """So many elements, about: a multiple of `_WIDE`, as of a model's arrays. A GPU's kernels take others one by one: a dropout
-    of 6.3 M bf16 numbers takes an H200 12 us, of about as many that are no multiple of 4 it takes 22."""
+    """`count` rounded down to a multiple of `_WIDE`, as a model's arrays have; smaller counts do not change. A GPU's kernels read other
+    arrays element by element: a dropout of 6.3 M bf16 numbers takes an H200 12 us, and 22 us if their number is not a multiple of 4."""
     return count // _WIDE * _WIDE or max(1, count)
 
 
@@ -102,7 +103,7 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
     yield make("layernorm_apart", 2, 0)
     for inputs in (1, 2):
         yield make("softmax", inputs, 1, width=_WORDS)
-        norm = make("batchnorm", 2 * inputs, 1)  # each is read for its statistics first
+        norm = make("batchnorm", 2 * inputs, 1)  # each input is read a first time for its statistics
         yield replace(norm, rows=max(1, min(_CHANNELS, norm.written // e // _PLACES)))
     for ops, back in ((1.0, 2.0), (5.0, 10.0), (8.0, 12.0)):
         yield make("activation", 1, 1, ops)
@@ -115,7 +116,7 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
     n = max(_WIDTH, total // e)
     yield MemoryBound("reduce", n * e, _WIDTH * e, dtype)
     yield MemoryBound("norm", n * e, e, dtype)
-    n = whole(total // (5 * e + 8))  # 2 x 2 windows: four elements for one, and where it stood in 8 bytes
+    n = whole(total // (5 * e + 8))  # 2 x 2 windows: reads four elements, writes one and its index of 8 bytes
     yield MemoryBound("pool", 4 * n * e, n * (e + 8), dtype)
     yield MemoryBound("pool_backward", n * (e + 8), 4 * n * e, dtype)
     yield make("sgd", 2, 1)
@@ -125,19 +126,19 @@ def variants(total: int, dtype: str) -> Iterator[MemoryBound]:
 
 
 def memory_bound(bench: Bench) -> None:
-    """Every variant by bytes; fp32, and a few sizes in bf16."""
+    """Every variant of a memory-bound kernel by its bytes: fp32, and a few sizes in bf16."""
     for dtype, sizes in (("fp32", _BYTES[::2] if bench.quick else _BYTES), ("bf16", _BYTES[3:5])):
         for total in sizes:
             each_variant(bench, total, dtype)
 
 
 def each_variant(bench: Bench, total: int, dtype: str) -> None:
-    """Memory-bound kernels of so many bytes, each kind once; updates in fp32 alone."""
+    """Memory-bound kernels of about `total` bytes, each variant once; optimizer updates only in fp32."""
     bench.phase(f"{dtype} memory-bound kernels of {total} bytes")
     seen: set[tuple[str, int]] = set()
     for work in variants(total, dtype):
         key = variant(work), work.read + work.written
-        if key[0] == WEIGHTS and bench.world.kind == "cpu":  # a part of another kernel there
+        if key[0] == WEIGHTS and bench.world.kind == "cpu":  # on a CPU it is a part of another kernel
             continue
         if key not in seen and (dtype == "fp32" or work.what not in ("sgd", "momentum", "adam", "adamw")):
             seen.add(key)
@@ -185,9 +186,9 @@ _CONVOLUTIONS = (
     (4, 256, 8, 8, 512, 1, 2),
     (4, 64, 28, 28, 128, 1, 2),
 )
-"""CIFAR- and ImageNet-sized layers: batch, channels in, height, width, channels out, kernel, stride, and groups where there are some. The last
-ones, of small pictures, have more weights than pixels: a core runs them at a fifth to a half of the rate of the others. A quick probe takes
-the first four: a dense one of each kind that libraries have an algorithm for."""
+"""CIFAR- and ImageNet-sized layers: batch, channels in, height, width, channels out, kernel, stride, and groups if there are several. The
+last ones, of small pictures, have more weights than pixels: a core runs them at a fifth to a half of the others' rate. A quick probe times
+the first four: one dense convolution for each kind of algorithm that libraries have."""
 
 
 def convolutions(bench: Bench, dtypes: Sequence[str] = _DTYPES) -> None:
@@ -200,18 +201,18 @@ def convolutions(bench: Bench, dtypes: Sequence[str] = _DTYPES) -> None:
 
 
 def convolution(bench: Bench, shape: tuple[int, ...], dtype: str, role: str) -> None:
-    """One of a table of shapes: batch, channels in, height, width, channels out, kernel, stride, groups (1 unless said)."""
+    """One convolution. `shape`: batch, channels in, height, width, channels out, kernel, stride, groups (may be left out: 1)."""
     batch, c_in, h, w, c_out, kernel, stride, groups = (*shape, 1)[:8]
     work = Conv(batch, c_in, h, w, c_out, kernel, kernel, stride, groups=groups, dtype=dtype, role=role)
     bench.work("conv", role, work, dtype, (batch, c_in, h, w, c_out, kernel, kernel, stride, groups))
 
 
 _COPIED = 64 << 20
-"""Bytes: more than caches hold."""
+"""Bytes of the copied array: more than caches hold."""
 
 
 def copies(bench: Bench) -> None:
-    """Memory to memory on one thread."""
+    """A copy from memory to memory on one thread."""
     bench.phase("copies")
     source, target = (torch.ones(_COPIED, dtype=torch.uint8) for _ in range(2))
     bench.add("copy", "memcpy", "", (_COPIED,), bench.times([lambda: target.copy_(source)]))

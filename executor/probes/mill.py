@@ -1,8 +1,8 @@
 """Other work between two timed calls.
 
-A training step runs a layer's other kernels and as much Python and autograd code before it comes back to the same one: instruction
-caches and branch predictors have forgotten it. Timed in a loop of its own, a small kernel takes half of what it takes in a
-step. One pass through the mill before each timed call makes the call as cold as it is in a step.
+A training step runs a layer's other kernels, and much Python and autograd code, before it runs the same kernel again: by then its code is
+no longer in instruction caches and branch predictors. In a tight loop a small kernel takes half of its time in a step. One pass through the
+mill before each timed call makes the call as cold as in a step.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from torch import nn
 
 _TOKENS, _WIDTH, _HEADS = 16, 64, 2
 _TURNS = 6
-"""Turns of the mill in a stretch: with its larger kernels the 2 to 4 ms between two collectives of a small step, after which equal ranks come
-apart."""
+"""Turns of the mill in a stretch. With the stretch's larger kernels they take 2 to 4 ms, as the work between two collectives of a small
+step, after which equal ranks are no longer in step."""
 _SIDE, _PASS = 512, 1 << 21
-"""Of a stretch's product, and numbers of the array that it passes over (8 MB)."""
+"""Side of the square matrices of a stretch's GEMM, and elements of the array that it passes over (8 MB)."""
 _SPREAD = {"cpu": 1 << 19, "cuda": 1 << 26}
-"""Numbers of an array that takes the L2 of a server's core (1 to 2 MB): what the kernels of a step read and write between two hooks. On a GPU a pass
-over it takes 0.1 to 0.4 ms and keeps the device at work, as a step does, while the host launches (see `executor.probes.in_step`)."""
+"""Elements of an array that fills the L2 of a server's core (1 to 2 MB): it stands for what a step's kernels read and write between two
+hooks. On a GPU a pass over it takes 0.1 to 0.4 ms and keeps the device busy while the host launches, as in a step (see
+`executor.probes.in_step`)."""
 
 
 class Mill(nn.Module):
-    """Forward and backward of one small block with many different kernels: about 0.3 ms on one core. On a GPU it is the launches that count."""
+    """Forward and backward of one small block with many different kernels: about 0.3 ms on one core. On a GPU mainly the launches take
+    time."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -35,21 +37,21 @@ class Mill(nn.Module):
         self.to(device)
 
     def turn(self) -> None:
-        """Runs the block once and forgets its gradients."""
+        """Runs forward and backward of the block once and deletes its gradients."""
         with torch.enable_grad():
             self.loss().backward()  # type: ignore[no-untyped-call]
         for parameter in self.parameters():
             parameter.grad = None
 
     def pass_by(self) -> None:
-        """One pass through the block: what a step has between two calls of one kernel, which comes once in a layer and pass. After a whole turn
-        the way to any kernel is cold as well, as it is for the first layer of a pass alone (a layer norm of 6 KB: 18 us then, 10 after one pass,
-        8 in a step, 5 in a loop of its own)."""
+        """One forward of the block, like the work of a step between two calls of a kernel that comes once in each layer and pass. After a
+        whole turn also the code that leads to the kernel would be cold, which in a step holds only for the first layer of a pass (a layer
+        norm of 6 KB: 18 us then, 10 after one forward, 8 in a step, 5 in a tight loop)."""
         with torch.enable_grad():
             self.loss()
 
     def loss(self) -> torch.Tensor:
-        """Forward of the block."""
+        """The block's forward; returns its loss."""
         x = self.table(self.tokens)
         y = self.down(F.gelu(self.up(self.norm(x)))) + x
         heads = y.view(1, _TOKENS, _HEADS, -1).transpose(1, 2)
@@ -58,10 +60,10 @@ class Mill(nn.Module):
 
 
 class Stretch:
-    """What a rank computes between two meetings: small kernels, a product, a pass over an array that no L2 holds; about 4 ms on one core.
+    """What a rank computes between two collectives: small kernels, a GEMM, a pass over an array that no L2 holds; about 4 ms on one core.
 
-    After a message the caches hold other things, a core that slept wakes slowly, and the one rank waits for the other: the stretch takes
-    longer between meetings than without, which is a part of what a meeting costs (on two cores 5 to 11 % of 6 ms).
+    After communication the caches hold other data, a core that slept wakes slowly, and one rank waits for the other. So the stretch takes
+    longer between collectives than without them, and that time is a part of a collective's cost (on two cores 5 to 11 % of 6 ms).
     """
 
     def __init__(self, mill: Mill) -> None:
@@ -70,7 +72,7 @@ class Stretch:
         self.product, self.array = torch.empty(_SIDE, _SIDE), torch.zeros(_PASS)
 
     def run(self) -> None:
-        """Once."""
+        """Runs the stretch once."""
         for _ in range(_TURNS):
             self.mill.turn()
         torch.mm(self.a, self.b, out=self.product)
@@ -78,12 +80,12 @@ class Stretch:
 
 
 class Between(nn.Module):
-    """Hands on what it gets, and turns a mill in both passes: two layers' hooks have the layers' own kernels between them. Back to back, the
-    Python of FSDP2's hooks takes less than a half of what it takes so (490 us against 980 for both passes of a unit)."""
+    """Returns its input, and runs a mill in forward and in backward, which stands for the layers' kernels between the hooks of two layers.
+    Back to back, the Python code of FSDP2's hooks takes only half as long (490 us against 980 for both passes of a unit)."""
 
     def __init__(self, mill: Mill) -> None:
         super().__init__()
-        self.mills = [mill]  # in a list: no submodule, its parameters are nobody's
+        self.mills = [mill]  # in a list it is not a submodule, and the model does not get its parameters
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Turned.apply(x, self.mills[0])  # type: ignore[no-any-return, no-untyped-call]

@@ -1,7 +1,9 @@
-"""What a GPU draws in steady loops, and how much longer a large product takes there than at the boost clock: `sim.cost.power` reads it.
+"""The power that a GPU draws in steady loops, and how much longer a large GEMM takes in them than at the boost clock; `sim.cost.power`
+reads it.
 
-Loops from the lightest to the heaviest: waiting, attention, passes over memory, a large product beside passes for two shares of the time, and alone. A clock
-falls within some hundredths of a second and takes most of one to rise, so each loop finds it where it has it, or higher. Some four seconds in all.
+The loops go from the lightest to the heaviest: waiting, attention, passes over memory, a large GEMM together with passes (two mixtures),
+and the GEMM alone. A clock falls within some hundredths of a second but takes most of a second to rise; in this order each loop begins at
+its own clock or a higher one. All take some four seconds.
 """
 
 from __future__ import annotations
@@ -21,24 +23,24 @@ from sim.cost.power import ATTENTION, PASSES, WAITING, Turn
 from sim.work import Attention, Gemm, MemoryBound
 
 _SIDE = 8192
-"""Of the product: 1.1 TFLOP, 1.3 ms of an H100."""
+"""Side of the GEMM's square matrices: 1.1 TFLOP, 1.3 ms on an H100."""
 _BYTES = 128 << 20
-"""Of each of the three arrays of a pass: no L2 holds one."""
+"""Bytes of each of the three arrays of a pass; no L2 holds one."""
 _ATTENDED = Attention(4, 16, 16, 2048, 2048, 128)
 _SHARES = (0.6, 0.35)
-"""Of the time that passes take beside products."""
+"""Shares of the time that passes take in the mixtures with GEMMs."""
 _SETTLING, _MEASURED = 0.3, 0.5
-"""Seconds of a loop until its clock is steady, and after that."""
+"""Seconds of a loop until its clock is steady, and seconds that are measured after that."""
 _BATCH = 0.01
-"""Seconds of work that are launched at once: one batch is always ahead of the device."""
+"""Seconds of work that are launched together; one such batch is always queued ahead of the device."""
 _MOST_CALLS = 200
 """Kernels in a batch."""
 Calls = Sequence[Callable[[], object]]
 
 
 def power(bench: Bench) -> None:
-    """Draws over the board's limit, and seconds of products and passes. Without NVML nothing is measured, and of one rank `LookupError` says why: that of
-    several would end the whole probe."""
+    """Power draws over the board's limit, and seconds of GEMMs and passes. Without NVML a single rank raises `LookupError`; of several
+    ranks, where an error would end the whole probe, nothing is measured."""
     try:
         meter = Meter(bench.world.device.index or 0)
     except LookupError:
@@ -60,7 +62,7 @@ def power(bench: Bench) -> None:
 
 
 def _loop(bench: Bench, meter: Meter, turn: Turn, calls: Calls, seconds: float) -> None:
-    """Calls in turn, of so many seconds together at the boost clock, until their clock is steady, and then timed."""
+    """Repeats `calls`, which take `seconds` together at the boost clock, until the clock is steady; then measures power and times."""
     bench.world.beat.phase(f"probe: power of {', '.join(map(str, turn))} products, passes, attentions")
     turns = max(1, min(round(_BATCH / seconds), _MOST_CALLS // len(calls)))
     quick = 0.25 if bench.quick else 1.0
@@ -81,7 +83,7 @@ def _loop(bench: Bench, meter: Meter, turn: Turn, calls: Calls, seconds: float) 
 
 
 def _batch(bench: Bench, calls: Calls, turns: int) -> list[list[torch.cuda.Event]]:
-    """Turns that are launched: of each, the events before, between and after its calls."""
+    """Launches `turns` rounds of the calls. Returns for each round the events before, between and after its calls."""
     events = [[bench.cuda.event() for _ in range(len(calls) + 1)] for _ in range(turns)]
     for one in events:
         one[0].record()
@@ -93,6 +95,6 @@ def _batch(bench: Bench, calls: Calls, turns: int) -> list[list[torch.cuda.Event
 
 
 def _read(events: list[list[torch.cuda.Event]]) -> list[list[float]]:
-    """Seconds of each call of each turn."""
+    """Waits for the events. Returns the seconds of each call of each round."""
     events[-1][-1].synchronize()
     return [[start.elapsed_time(end) * 1e-3 for start, end in pairwise(one)] for one in events]
