@@ -1,8 +1,8 @@
-"""How much longer products take over matrices whose rows are whole multiples of a power of two.
+"""How much longer GEMMs take if the rows of their matrices are multiples of a large power of two.
 
-The lines of such a matrix's column fall on the same few sets of a cache (4 KiB are one way of an L1 of 32), and push each other out. Grids
-of sizes avoid them (`executor.probes.kernels`), models are made of them: of a product that a library copies into tiles first 4 to 15 % is lost,
-of one that runs over columns as they lie half.
+The cache lines of a column of such a matrix fall on the same few sets of a cache (4 KiB are one way of an L1 of 32), and evict each other.
+The probe's grids avoid such sizes (`executor.probes.kernels`), but models have them. A GEMM that a library first copies into tiles loses 4
+to 15 %, one that reads columns in place half.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from sim.cost.calibration import ALIASED
 from sim.work import Gemm
 
 _APART = 16
-"""Elements by which the other matrix's rows are longer: a line of fp32."""
+"""Elements by which the rows of the compared matrix are longer: one cache line of fp32."""
 _WIDE, _DEEP = 272, {"fp32": 528, "bf16": 272}
-"""Of the sizes that are equal in both."""
+"""The sizes that are equal in both GEMMs."""
 _WAYS = (("dgrad", "n"), ("wgrad", "m"), ("wgrad", "n"))
-"""Products that read an operand down its columns, and the length of its rows. A forward product reads rows: nothing is lost."""
+"""(role, which size is the length of the rows) of GEMMs that read an operand by columns. A forward GEMM reads rows, and loses nothing."""
 
 
 def aliased(bench: Bench) -> None:
-    """Seconds over those of its neighbour, by turns: what else goes on in the machine falls on both."""
+    """Time per FLOP of such a GEMM over that of its neighbour with longer rows. Both are timed in turns, so that other load is in both."""
     rounds = 4 if bench.quick else 16
     for dtype, deep in _DEEP.items():
         bench.phase(f"{dtype} GEMMs with rows of a power of two")

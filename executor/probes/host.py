@@ -1,4 +1,4 @@
-"""Time on the CPU that is no kernel: dispatch, modules, autograd, reading a value, events."""
+"""Host time outside of kernels: dispatch, modules, autograd, reading a value, events."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from executor.probes.bench import Bench
 
 _LEAVES = 8
 _NODES, _LONGER = 8, 3
-"""Nodes of the chain that autograd is timed by, and turns of the longer of two."""
+"""Nodes of the chain with which autograd is timed, and how many times longer the second chain is."""
 _ROUNDS = 5
 
 
 def dispatch(bench: Bench) -> None:
-    """One op, one module call, one autograd node, one `.item()`."""
+    """Host seconds of one op, one module call, one autograd node, one `.item()`, one collated sample; on a GPU also of an event."""
     bench.phase("dispatch")
     device = bench.world.device
     x, w, b = torch.ones(8, 8, device=device), torch.ones(8, 8, device=device), torch.ones(8, device=device)
@@ -45,8 +45,9 @@ def dispatch(bench: Bench) -> None:
 
 
 def _kernel(bench: Bench) -> list[float]:
-    """Seconds to launch one of the kernels of a transformer's layer, forward and backward, the mean of them in their numbers: on a GPU one value
-    stands for all, and an add, the cheapest to call, takes half of a product or of fused attention (which asks for its plan each time)."""
+    """Seconds to launch a kernel: the mean over the kernels of a transformer layer's forward and backward, in their numbers. On a GPU one
+    value stands for all kernels; an add, the cheapest to call, takes half as long as a GEMM or fused attention (which looks up its plan
+    each time)."""
     x, w = (torch.full((64, 64), 0.02, device=bench.world.device, dtype=torch.bfloat16) for _ in range(2))
     b, heads = x[0].clone(), x.view(1, 1, 64, 64)
     mix: list[tuple[int, Callable[[], object]]] = [
@@ -70,7 +71,7 @@ def _kernel(bench: Bench) -> list[float]:
 
 
 def _convolution(bench: Bench) -> list[float]:
-    """Seconds to launch one call of cuDNN, the mean of a convolution's three and of a batch norm."""
+    """Seconds to launch a call of cuDNN: the mean over a convolution's forward and two gradients, and a batch norm."""
     last = torch.channels_last
     x = torch.full((4, 64, 8, 8), 0.5, device=bench.world.device, dtype=torch.bfloat16).contiguous(memory_format=last)
     w = torch.full((64, 64, 3, 3), 0.02, device=bench.world.device, dtype=torch.bfloat16).contiguous(memory_format=last)
@@ -84,15 +85,16 @@ def _convolution(bench: Bench) -> list[float]:
 
 
 def _autograd(bench: Bench) -> list[float]:
-    """Seconds per node: forward and backward of a chain of different ops, less the same kernels called one by one. On a GPU backward is handed to
-    a thread of the device and awaited, once in a step: what a chain takes beside one of a third of its length has no such hand-over."""
+    """Seconds per autograd node: forward and backward of a chain of different ops, less the same kernels called one by one. On a GPU
+    backward runs on the device's thread, for which the host waits once in a step: in the difference of two chains, one `_LONGER` times as
+    long, this is left out."""
     chain, plain = _chains(bench, 1)
     if bench.world.kind == "cpu":
         kernels = _plain(bench, plain, 40)
         return [(t - kernels) / _NODES for t in bench.times([chain], least=40)]
     long, many = _chains(bench, _LONGER)
     found = list[float]()
-    for _ in range(_ROUNDS):  # what changes between two of them is in none of the differences
+    for _ in range(_ROUNDS):  # changes of the machine's speed between rounds are in none of the differences
         kernels = _plain(bench, many, 10) - _plain(bench, plain, 10)
         spent = median(bench.times([long], least=10)) - median(bench.times([chain], least=10))
         found.append((spent - kernels) / ((_LONGER - 1) * _NODES))
@@ -105,7 +107,7 @@ def _plain(bench: Bench, kernels: Callable[[], None], least: int) -> float:
 
 
 def _chains(bench: Bench, turns: int) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Both passes of so many turns of `_NODES` ops through autograd, and their kernels alone."""
+    """(forward and backward of `turns` times `_NODES` ops through autograd, the same kernels without autograd)."""
     x = torch.full((8, 64), 0.5, device=bench.world.device)
     leaf, grad, norm = x.clone().requires_grad_(), torch.ones_like(x), torch.ones(64, device=bench.world.device)
     aten = torch.ops.aten
@@ -137,8 +139,9 @@ def _chains(bench: Bench, turns: int) -> tuple[Callable[[], None], Callable[[], 
 
 
 def _accumulate(bench: Bench, x: torch.Tensor) -> list[float]:
-    """Seconds per parameter whose gradient is put into place: backward through many leaves against one leaf. On a GPU each gradient is a tensor of its
-    own, which is taken as it is: that of a sum has no memory, and copying it would add a launch to each parameter, several times what is asked."""
+    """Seconds to accumulate one parameter's gradient: backward to many leaves against one leaf. On a GPU each gradient is a tensor of its
+    own, which autograd takes without a copy. The gradient of a sum is an expanded view without memory: its copy would add a launch for each
+    parameter, which takes several times as long."""
     own = bench.world.kind == "cuda"
     leaves = [x.clone().requires_grad_() for _ in range(_LEAVES)]
     one = x.clone().requires_grad_()

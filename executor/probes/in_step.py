@@ -1,9 +1,9 @@
-"""How much longer a training step's host work takes than the same work in loops of its own, which is how the other tables have it.
+"""How much longer a training step's host work takes than the same work in tight loops, as the other tables measure it.
 
-Called again and again, one operator finds its own code in the caches and its branches predicted. Between two calls of it a step runs dozens of
-others, modules and autograd among them: on one virtual machine with an H200 all of a layer's launches took 1.2 to 1.8 times what their parts
-took by themselves, of GPT's layers and of Llama's alike. So whole layers are timed, too: of a size that keeps the device at work, which made that
-machine's calls half as long again (why is not known), and less than the host needs to launch it.
+An operator that is called again and again finds its code in the caches and its branches predicted. In a step, dozens of other operators,
+modules and autograd nodes run between two calls of it: on one virtual machine with an H200, all launches of a layer took 1.2 to 1.8 times
+the sum of their parts in loops, for layers of GPT and of Llama. So whole layers are timed too. Their size keeps the device busy, which on
+that machine made calls half as long again (the reason is not known), but less than the host needs to launch them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from sim.work import HostWork
 _GPT: dict[str, Any] = {"norm": "layernorm", "activation": "gelu", "bias": True, "position": "learned", "dropout": 0.0}
 _MODELS: dict[str, dict[str, Any]] = {"probe-gpt": _GPT, "probe-llama": {}}
 _DEPTHS = (6, 16)
-"""Layers: what a step takes beside them is in both. As deep as real models, whose modules and parameters no core's own caches hold from one step to the
-next."""
+"""Layers of the two models, whose difference leaves out the rest of a step. They are as deep as real models, whose modules and parameters
+do not stay in a core's own caches from one step to the next."""
 _ROUNDS, _STEPS, _WARM = 4, 6, 2
-"""Each model trains so many steps in a row, of which the first ones are not counted, in turn with the others."""
+"""Rounds, in each of which every model trains `_STEPS` steps in a row; the first `_WARM` of them do not count."""
 
 
 def in_step(bench: Bench) -> None:
-    """The row `in_step` of the table of host work: a layer's host seconds in a step over those of its parts by themselves, by model."""
+    """The row `in_step` of the table of host work: a layer's host seconds in a step over the sum of its parts in loops, a value for each
+    model."""
     bench.phase("host work in a step")
     apart = {sample.name: sample.median for kind, sample in bench.found if kind == "host" and sample.name in LOOPED}
     found = list[float]()
@@ -59,7 +60,7 @@ def _plan(name: str, layers: int) -> dict[str, Any]:
 
 
 class _Training:
-    """One model's training steps, as a user writes them."""
+    """Training steps of one model, as a user writes them."""
 
     def __init__(self, bench: Bench, tree: dict[str, Any]) -> None:
         plan = load_plan(tree)
@@ -74,7 +75,7 @@ class _Training:
         self._loss: Callable[[torch.Tensor], torch.Tensor] = lambda output: loss_of(spec, output, self._next)
 
     def run(self) -> None:
-        """Some steps; each is timed until all of it is launched."""
+        """Trains `_STEPS` steps; each is timed until all of it is launched."""
         for number in range(_STEPS):
             self._bench.world.synchronize()
             start = time.perf_counter()
@@ -86,12 +87,13 @@ class _Training:
 
     @property
     def seconds(self) -> float:
-        """Of the host in one step."""
+        """Median host seconds of one step."""
         return statistics.median(self._times)
 
 
 def units(program: Program) -> Counter[str]:
-    """Units of host work in the program's last step, by kind; `kernel` and `launch` are those of its kernels."""
+    """Kind -> number of units of host work in the program's last step. Each kernel counts as one `kernel`, and its repetitions as
+    `launch`."""
     found = Counter[str]()
     for call, op in program.ops(0, HOST):
         for work in op.works if call.step == program.steps - 1 else ():

@@ -1,4 +1,4 @@
-"""Time on the CPU of the input path and of output: batches from worker processes, with and without pinning, files read and written."""
+"""Host time of the input path and of output: batches from worker processes, with and without pinning, files read and written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topologies.thismachine import cores
 
 
 class _Blank(Dataset[Any]):
-    """Samples that take no work: what is left is the hand-over."""
+    """Samples that need no work, so that only the transfer from the worker takes time."""
 
     def __init__(self, size: int, count: int) -> None:
         self.sample, self.count = torch.zeros(size, dtype=torch.uint8), count
@@ -31,7 +31,7 @@ class _Blank(Dataset[Any]):
 
 
 def loader(bench: Bench) -> None:
-    """What the training thread spends on a batch that a worker process has ready: the mean of two sizes, neither of which it touches."""
+    """Host seconds to take a batch that a worker process has ready; the mean of two sizes, as the batch's bytes are not touched."""
     bench.phase("data loader")
     taken = []
     for size in (1 << 10, 1 << 16):
@@ -42,27 +42,27 @@ def loader(bench: Bench) -> None:
 
 
 _PINNED = (1 << 10, 1 << 20, 8 << 20, 32 << 20)
-"""Bytes of the batches that are pinned: what is found for the first is the hand-over."""
+"""Bytes of the batches that are pinned; the time of the first size is mainly that of the transfer."""
 _PROCESSES = 8
 _FEWEST = 4
-"""Loader processes: fewer might take longer to make batches than one thread takes to pin them."""
+"""Least number of loader processes: fewer might make batches more slowly than one thread pins them."""
 
 
 class _Labelled(_Blank):
-    """Such samples with a label, as most data sets have them: two tensors a batch."""
+    """The same samples with a label, as in most data sets: two tensors for each batch."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return self.sample, index
 
 
 def pinned(bench: Bench) -> None:
-    """The thread that takes batches over from loader processes and copies them into pinned memory, by bytes: seconds per batch where it is what
-    one waits for. Batches are collated, so that each lies in shared memory of its own. Left out: what the machine has too few cores or too little
-    shared memory for."""
+    """The thread that takes batches from loader processes and copies them into pinned memory, by bytes: seconds per batch while it is the
+    bottleneck. Batches are collated, so that each has its own shared memory. Sizes for which the machine has too few cores or too little
+    shared memory are left out."""
     bench.phase("pinned batches")
     ranks, room = bench.world.local_size, shared_room()
     for size in _PINNED[: 2 if bench.quick else 4]:
-        fit = math.inf if room is None else room // (ranks * size) - 2  # one is being pinned, of one the pages are being given back
+        fit = math.inf if room is None else room // (ranks * size) - 2  # one is being pinned, and the pages of another are being freed
         processes = int(min(_PROCESSES, cores() // ranks - 1, fit))
         if processes < _FEWEST:
             break
@@ -73,16 +73,16 @@ def pinned(bench: Bench) -> None:
             times.append(now - last)
             last = now
             bench.world.beat.touch()
-        # Before that, pinned memory is made. Batches come in bursts: some at once, then one after a while.
+        # In the first round pinned memory is allocated. Batches come in bursts: some together, then one after a while.
         rounds = [times[at : at + processes] for at in range(processes, 3 * processes, processes)]
         bench.add("loader", "pin", "", (size,), [sum(one) / len(one) for one in rounds])
-    # More batches than are ready: whoever takes one says what is made next, too.
+    # More batches than are prefetched: taking one also requests the next one.
     ready = DataLoader(_Labelled(1 << 10, 24), batch_size=1, num_workers=1, prefetch_factor=8, pin_memory=True)
     bench.add("host", "take_pinned", "", (), _take(ready))
 
 
 def _take(source: DataLoader[Any]) -> list[float]:
-    """The training process's share: taking a batch that is ready."""
+    """Seconds of the training process to take a batch that is ready, five times."""
     batches = iter(source)
     next(batches)
     time.sleep(0.15)
@@ -95,7 +95,7 @@ def _take(source: DataLoader[Any]) -> list[float]:
 
 
 def files(bench: Bench) -> None:
-    """Reading from the page cache, and torch.save, by bytes."""
+    """Reading a file from the page cache, and torch.save, by bytes. Raises `RunFailed` if files cannot be written."""
     bench.phase("files")
     with tempfile.TemporaryDirectory(dir=bench.world.folder) as place:
         for size in (1 << 12, 1 << 18, 4 << 20, 32 << 20)[: 3 if bench.quick else 4]:

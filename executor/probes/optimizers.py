@@ -1,4 +1,4 @@
-"""Time on the CPU of whole optimizer steps."""
+"""Host time of whole optimizer steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from torch import nn
 from executor.probes.bench import Bench
 
 _TENSORS, _SMALL, _LARGE = (4, 64), 1 << 8, 1 << 20
-"""Tensors of a shorter and of a longer list, and elements of each: small ones, whose kernels take nothing, and such as memory bounds."""
+"""Tensors of a shorter and of a longer list, and elements of each tensor: small ones, whose kernels take almost no time, and memory-bound
+ones."""
 
 
 def optimizers(bench: Bench) -> None:
-    """Whole `optimizer.step()` of AdamW: what the host spends for a step and for each tensor, as torch.optim chooses by itself (one tensor after
-    the other on CPUs, lists of tensors on CUDA), and what a fused update takes of a CPU for each parameter."""
+    """Whole `optimizer.step()` calls of AdamW: host seconds for a step and for each tensor, with torch.optim's default (for-loop on CPUs,
+    foreach on CUDA), and seconds of a fused update on a CPU for each element."""
     bench.phase("optimizers")
     own = "adamw.for-loop" if bench.world.kind == "cpu" else "adamw.foreach"
     few, many = (_step(bench, own, tensors, _SMALL, bench.world.device) for tensors in _TENSORS)
@@ -25,7 +26,7 @@ def optimizers(bench: Bench) -> None:
 
 
 def _step(bench: Bench, name: str, tensors: int, each: int, device: torch.device) -> float:
-    """Seconds of one step over so many tensors of `each` elements; the point is kept."""
+    """Seconds of one step over `tensors` tensors of `each` elements; keeps the point."""
     parameters = [nn.Parameter(torch.full((each,), 0.02, device=device)) for _ in range(tensors)]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 0.01)

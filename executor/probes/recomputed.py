@@ -1,4 +1,4 @@
-"""What torch's checkpoint costs on the host beside the kernels that it runs again: contexts, and hooks on each saved tensor."""
+"""Host time of activation checkpointing without the recomputed kernels: contexts, and hooks on each saved tensor."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from executor.probes.beyond import Maker, apart, beyond
 
 _TOKENS, _WIDTH, _HEADS = 8, 64, 4
 _LAYERS = 3
-"""Of the larger region; the smaller one has none, but a norm, as they both have at their end: it keeps its results, so that all is run again."""
+"""Layers of the larger region; the smaller one has none. Both have a norm at their end, which saves its results, so that all is
+recomputed."""
 _REGION, _TENSOR = 2, 3
-"""Turns of one step: of a region forward and backward, of a saved tensor one more, where it is handed out."""
+"""How often a step passes a region (forward, backward), and how often a hook runs for a saved tensor (once more, when it is unpacked)."""
 
 
 class _Layer(nn.Module):
-    """A transformer's, in little."""
+    """A small transformer layer."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ def recomputed(bench: Bench) -> None:
         return make
 
     def spent(layers: int) -> tuple[float, int]:
-        """Of one region beside what runs again, and its saved tensors."""
+        """(host seconds of one checkpointed region without its recomputation, number of its saved tensors)."""
         region = _region(layers, bench)
         again = median(bench.times([lambda: region(x)], least=15))
         return beyond(bench, model(layers, True), model(layers, False), x) - again, _kept(region, x)
@@ -65,7 +66,7 @@ def _region(layers: int, bench: Bench) -> nn.Sequential:
 
 
 def _kept(module: nn.Module, x: torch.Tensor) -> int:
-    """Tensors that autograd keeps of it."""
+    """Number of tensors that autograd saves in one forward of the module."""
     kept = list[torch.Size]()
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""What FSDP2 and DTensor cost on the host: hooks, views and dispatch, beside the kernels and messages of the same step.
+"""Host time of FSDP2 and DTensor: hooks, views and dispatch, without the kernels and collectives of the same step.
 
-All ranks form a group of torch's "fake" backend, whose collectives return at once: what is left is PyTorch's own work.
+All ranks form a group of torch's "fake" backend, whose collectives return at once, so that only PyTorch's own work is left.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from executor.probes.ddp import Many
 
 _WIDTH = 64
 _WARM, _MEETINGS = 4, 25
-"""Meetings of all ranks before one is timed, and those that are."""
+"""Collectives before the first timed one, and timed collectives."""
 _TENSORS = (4, 20)
-"""Of the smaller and the larger unit: a transformer's layer has 6 to 12."""
+"""Parameters of the smaller and of the larger FSDP2 unit; a transformer's layer has 6 to 12."""
 
 
 def sharded(bench: Bench) -> None:
-    """FSDP2 by unit and parameter, DTensor by linear and norm, an optimizer of DTensors. One rank has nobody to split linears with; a GPU's may ask
-    FSDP2 for a mesh of one all the same."""
+    """Host time of FSDP2 for a unit and a parameter, of DTensor for a linear and a norm, and of an optimizer with DTensors. A single rank
+    has no tensor parallelism, and only on a GPU FSDP2, over a mesh of one."""
     if bench.world.size == 1 and bench.world.kind != "cuda":
         return
     bench.phase("FSDP2 and DTensor on the host")
@@ -51,7 +51,7 @@ def _mesh(bench: Bench) -> DeviceMesh:
 
 
 class _Pair(nn.Module):
-    """Two linears as tensor parallelism splits them, and a norm where the sequence is split too."""
+    """Two linears that tensor parallelism splits, and with `norm` a norm, for sequence parallelism."""
 
     def __init__(self, norm: bool, device: torch.device) -> None:
         super().__init__()
@@ -64,8 +64,8 @@ class _Pair(nn.Module):
 
 
 def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
-    """Two passes of a unit (two gathers, one reduction, and the copies into and out of their buffers, which lowering names). Over a mesh of one
-    nothing is gathered or scattered (torch 2.11, _fsdp_param_group.py), and copied all the same."""
+    """Times both passes of a unit, and subtracts what lowering counts separately: two all_gathers, one reduce_scatter, and the copies into
+    and out of their buffers. Over a mesh of one there are no collectives (torch 2.11, _fsdp_param_group.py), but there are copies."""
     from torch.distributed.fsdp import fully_shard
 
     x = torch.ones(_WIDTH, device=bench.world.device)
@@ -93,7 +93,7 @@ def _fsdp(bench: Bench, mesh: DeviceMesh) -> None:
 
 
 def _met(bench: Bench, meet: Callable[[], object]) -> float:
-    """Seconds of one meeting after other work; equal numbers of them on all ranks, whatever each has timed, or one would wait forever."""
+    """Median seconds of one collective after other work. All ranks make the same number of calls, as otherwise one would wait forever."""
     for _ in range(_WARM):
         meet()
     found = []
@@ -104,7 +104,7 @@ def _met(bench: Bench, meet: Callable[[], object]) -> float:
 
 
 def _tensor_parallel(bench: Bench, mesh: DeviceMesh) -> None:
-    """One pass of a linear, and of a norm under sequence parallelism with the re-sharding beside it."""
+    """Host time of one pass of a linear, and of a norm under sequence parallelism with its resharding."""
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
@@ -130,7 +130,8 @@ def _tensor_parallel(bench: Bench, mesh: DeviceMesh) -> None:
 
 
 def _optimizers(bench: Bench, mesh: DeviceMesh) -> None:
-    """What one more DTensor costs an update, beyond a plain tensor of the same size; torch's own choice of loop or lists."""
+    """How much longer an optimizer's update of one more DTensor takes than that of a plain tensor of the same size, with torch's own choice
+    of for-loop or foreach."""
     from torch.distributed.tensor import DTensor, Shard
 
     makers: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
