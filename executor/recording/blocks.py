@@ -56,8 +56,8 @@ def _beside(segments: list[Segment], owned: list[tuple[torch.nn.Parameter, ...]]
 
 
 def _block(name: str, parts: list[Part], given: int | None) -> Block:
-    """`given`: bytes of the inputs of a layer; None: unknown or no layer, and what the first part saves is taken. An embedding keeps none, as
-    the model's own input is no activation."""
+    """`given`: bytes of the inputs of a layer; None: unknown or no layer, and what the first part saves is taken. An embedding keeps none,
+    as the model's own input is no activation."""
     kind = {"e": "embed", "m": "embed", "h": "head"}.get(name[0], "layer")
     first = parts[0].saved if parts and name[0] != "e" else 0
     return Block(kind=kind, parts=tuple(parts), saved_input=first if given is None else given)

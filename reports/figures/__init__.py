@@ -1,1 +1,1 @@
-"""One file a figure, or a family of them, for pages and notebooks."""
+"""Figures for pages and notebooks: one file for each figure or family of figures."""

@@ -1,4 +1,4 @@
-"""What a row of the timeline draws where ops are too many: bars that stand for several, and say how much of them each class takes."""
+"""Bars of a timeline's row if there are too many ops: a bar can stand for several ops, and shows the share of each class of op."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from reports.figures.palette import WAITS
 from sim.trace import Span
 
 _LEAST = 0.02
-"""Share of a bar below which a class is not drawn: less than half a pixel of its height."""
+"""Share of a bar below which a class is not drawn: it would be less than half a pixel high."""
 _LOWEST = 0.1
-"""Height of a bar that is nearly all idle, as a share of a full one: it is still seen."""
+"""Least height of a bar that is almost all idle, as a share of a full one, so that it is still visible."""
 _FINEST = 1e-12
-"""Share of a lane's length that a pixel is at least: one that is nearly nothing would not grow, for it is rounded back to what it was."""
+"""Least pixel as a share of a lane's length: a much smaller one would not grow, because of rounding."""
 _GROWTH = 1.2
-"""From one round of merging to the next. Smaller, it takes longer; larger, more is merged than there has to be."""
+"""Factor by which the pixel grows from one round of merging to the next. A smaller factor takes longer; a larger one merges more than
+needed."""
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One op, or several neighbours of a lane."""
+    """One op, or several neighbouring ops of a lane."""
 
     first: Span
     last: Span
     end: float
-    """Of whichever op ends last, in seconds as all times here."""
+    """The end of the op that ends last; all times are in seconds."""
     ops: int
     parts: dict[str, float]
-    """Seconds by class of op, of which none is more than `WAITS` for peers."""
+    """Class of op -> seconds; waits for peers have the class `WAITS`."""
 
     @property
     def start(self) -> float:
@@ -40,11 +41,11 @@ class Bar(msgspec.Struct, frozen=True):
 
     @property
     def stacked(self) -> bool:
-        """Stands for several ops; `shares` is how it is drawn."""
+        """True if it stands for several ops, and is drawn by `shares`."""
         return self.ops > 1
 
     def shares(self) -> dict[str, float]:
-        """Of the bar's length, what each class takes; the rest to 1 is idle. Classes too small to be seen are left out."""
+        """Class -> its share of the bar's length; the rest to 1 is idle. Classes that are too small to be visible are left out."""
         whole = max(self.seconds, sum(self.parts.values())) or 1.0
         found = {cls: lasts / whole for cls, lasts in self.parts.items()}
         seen = {cls: share for cls, share in found.items() if share >= _LEAST}
@@ -61,8 +62,8 @@ class Bar(msgspec.Struct, frozen=True):
 def merge(spans: Sequence[Span], pixel: float, most: int) -> list[Bar]:
     """Bars with at most `most` parts in all (or one bar), from left to right.
 
-    First neighbours of one class become one, as long as that covers less than a `pixel` (in seconds) of idling and waiting. If that is not
-    enough, neighbours of any class do, as long as their bar is shorter than a pixel, and the pixel grows until it is enough.
+    First, neighbours of one class are merged if that hides less than a `pixel` (in seconds) of idling and waiting. If that is not enough,
+    neighbours of any class are merged if their bar is shorter than a pixel, and the pixel grows until there are few enough.
     """
     bars = [_alone(span) for span in sorted(spans, key=lambda s: s.start)]
     kept = joined(bars, pixel)
@@ -75,12 +76,13 @@ def merge(spans: Sequence[Span], pixel: float, most: int) -> list[Bar]:
 
 
 def parts(bars: Sequence[Bar]) -> int:
-    """How many pieces bars are drawn of."""
+    """The number of pieces of which the bars are drawn."""
     return sum(len(bar.shares()) if bar.stacked else 1 for bar in bars)
 
 
 def level(wanted: Sequence[int], limit: int) -> int:
-    """The most that each may have, so that all of them together have at most `limit`: who wants less leaves the rest to others."""
+    """The most pieces that each row may have, so that all rows have at most `limit` together; rows that want fewer leave the rest to
+    others."""
     left = limit
     for at, number in enumerate(sorted(wanted)):
         most = left // (len(wanted) - at)
@@ -96,7 +98,7 @@ def _alone(span: Span) -> Bar:
 
 
 def joined(bars: Sequence[Bar], pixel: float) -> list[Bar]:
-    """Neighbours of one class as one, where neither can be seen apart and what they do not work is less than a pixel."""
+    """Merges neighbours of one class if one of them is shorter than a pixel and the merged bar idles and waits for less than a pixel."""
     kept: list[Bar] = []
     for bar in bars:
         if kept and _class(kept[-1]) == _class(bar) and min(kept[-1].seconds, bar.seconds) < pixel:
@@ -109,7 +111,7 @@ def joined(bars: Sequence[Bar], pixel: float) -> list[Bar]:
 
 
 def _mixed(bars: Sequence[Bar], pixel: float) -> list[Bar]:
-    """Neighbours of any class as one, where it is shorter than a pixel."""
+    """Merges neighbours of any class if the merged bar is shorter than a pixel."""
     kept: list[Bar] = []
     for bar in bars:
         if kept and max(kept[-1].end, bar.end) - kept[-1].start < pixel:

@@ -20,7 +20,7 @@ COLOURS = {
     "direct": SKY,
     "pat": VERMILION,
 }
-"""Of every algorithm that `sim.cost.collective` names."""
+"""Algorithm of `sim.cost.collective` -> its colour."""
 _REST = ("#7f8c9b", "#A6761D", "#5F7FA8")
 _SYMBOLS = {"simple": "circle", "ll": "diamond", "ll128": "square"}
 _LINE = GREY
@@ -54,7 +54,7 @@ def times(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
 
 
 def _sizes(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A logarithmic axis that is marked at sizes that people say."""
+    """A logarithmic axis with marks at some of the rows' sizes, as text with units."""
     every = max(1, -(-len(rows) // 12))
     marks = [r["bytes"] for r in rows][::every]
     return {"type": "log", "title": "size", "tickvals": marks, "ticktext": [show_size(mark) for mark in marks]}

@@ -1,7 +1,7 @@
-"""Parallel coordinates of a sweep: one line a plan, from its settings to what they give.
+"""Parallel coordinates of a sweep: one line for each plan, through its settings and its results.
 
-Drawn as a few SVG paths (one for each band of plans). Plotly's own `parcoords` is a WebGL trace: without a GPU it takes over two
-seconds for ten lines, it does not print, and its labels cannot be told from its lines.
+The lines are a few SVG paths, one for each band of plans. Plotly's own `parcoords` is a WebGL trace: without a GPU it takes over two
+seconds for ten lines, it does not print, and its labels are hard to read over its lines.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from sim.planning.sweeps.space import settings_of
 from sim.planning.sweeps.store import Row
 
 MOST = 2000
-"""Lines that are drawn, the best first."""
+"""The most lines that are drawn, of the best plans."""
 _BANDS = (("best 10 %", 0.10, GREEN), ("next 15 %", 0.25, SKY), ("next 25 %", 0.50, PURPLE), ("slower half", 1.0, "#9aa5b1"))
 _BEST = VERMILION
 _APART = 84
-"""Pixels between axes that values fit into, at the least."""
+"""Least pixels between axes, so that values fit in."""
 _MARKS = 5
-"""Values that are written along an axis of numbers."""
+"""Number of values that are written along an axis of numbers."""
 
 
 class Axis(NamedTuple):
-    """One vertical axis; everything on it lies between 0 (bottom) and 1."""
+    """One vertical axis; places on it are between 0 (bottom) and 1 (top)."""
 
     label: str
     places: list[float]
-    """Of each plan, in the order of the plans."""
+    """The place of each plan, in the order of the plans."""
     marks: list[tuple[float, str]]
-    """(place, text) of what is written beside it."""
+    """(place, text) of the values that are written beside the axis."""
 
 
 def per_gpu(row: Row) -> float:
@@ -43,7 +43,8 @@ def per_gpu(row: Row) -> float:
 
 
 def coordinates(ranked: Sequence[Row]) -> go.Figure:
-    """Settings that differ, then step time, memory and samples per second and GPU. `ranked`: the best plan first."""
+    """Parallel coordinates: axes of the settings that differ, then of step time, memory, and samples per second and GPU. `ranked`: the best
+    plan first."""
     rows = list(ranked[:MOST])
     every = axes(rows)
     figure = go.Figure()
@@ -76,7 +77,7 @@ def coordinates(ranked: Sequence[Row]) -> go.Figure:
 
 
 def axes(rows: Sequence[Row]) -> list[Axis]:
-    """Settings in which the plans differ, then the figures that they give."""
+    """Axes of the settings in which the plans differ, then of the plans' results."""
     found = [settings_of(row.key) for row in rows]
     keys = dict.fromkeys(key for one in found for key in one)
     chosen = [_choices(key, [one.get(key, "-") for one in found]) for key in keys]
@@ -89,7 +90,7 @@ def axes(rows: Sequence[Row]) -> list[Axis]:
 
 
 def bands(number: int) -> list[tuple[str, range, str]]:
-    """(name, which plans, colour) by rank of speed; empty bands are left out."""
+    """(name, numbers of its plans, colour) of each band of `number` plans, best first; empty bands are left out."""
     found, begin = [], 0
     for name, upto, colour in _BANDS:
         end = max(begin, round(upto * number))
@@ -100,7 +101,7 @@ def bands(number: int) -> list[tuple[str, range, str]]:
 
 
 def _choices(key: str, values: Sequence[str]) -> Axis | None:
-    """An axis of a setting, its values in their order; None where all plans agree."""
+    """An axis of a setting, with its values sorted; None if all plans have the same value."""
     marks = sorted(set(values), key=lambda value: (0, float(value), "") if _number(value) else (1, 0.0, value))
     if len(marks) < 2:
         return None
@@ -130,7 +131,7 @@ def _number(text: str) -> bool:
 
 
 def _rails(figure: go.Figure, every: Sequence[Axis]) -> None:
-    """The axes themselves."""
+    """Draws the axes."""
     x = [value for at in range(len(every)) for value in (at, at, None)]
     y = [value for _ in every for value in (0.0, 1.0, None)]
     rail = {"color": GREY, "width": 1}
@@ -138,7 +139,7 @@ def _rails(figure: go.Figure, every: Sequence[Axis]) -> None:
 
 
 def _lines(figure: go.Figure, every: Sequence[Axis], plans: Sequence[int], name: str, line: dict[str, Any], opacity: float) -> None:
-    """Plans as one path with gaps."""
+    """Draws the lines of some plans as one path with gaps."""
     x: list[int | None] = []
     y: list[float | None] = []
     for plan in plans:
@@ -148,7 +149,7 @@ def _lines(figure: go.Figure, every: Sequence[Axis], plans: Sequence[int], name:
 
 
 def _ends(figure: go.Figure, every: Sequence[Axis], rows: Sequence[Row]) -> None:
-    """Each plan's end on the last axis, which tells the plan."""
+    """Draws a point at each plan's end on the last axis; its hover text names the plan."""
     words = [f"{safe(short(row.key, 120))}<br>step {seconds(row.step_time or 0.0)}, {row.gpus} GPUs" for row in rows]
     colours = [colour for _, plans, colour in bands(len(rows)) for _ in plans]
     figure.add_trace(
@@ -165,7 +166,8 @@ def _ends(figure: go.Figure, every: Sequence[Axis], rows: Sequence[Row]) -> None
 
 
 def _written(figure: go.Figure, every: Sequence[Axis]) -> None:
-    """Values left of their axes (right of the last), with a halo of the page's colour, since lines run below them."""
+    """Writes values to the left of their axes (to the right of the last one), with a halo in the page's colour, since lines run behind
+    them."""
     last = len(every) - 1
     spots = [(at, place, text) for at, axis in enumerate(every) for place, text in axis.marks]
     figure.add_trace(

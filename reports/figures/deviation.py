@@ -1,4 +1,4 @@
-"""Predicted beside measured, as figures: by class of op, op by op, step by step."""
+"""Figures of predicted beside measured times: by class of op, op by op, step by step."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def class_errors(found: Comparison) -> go.Figure:
 
 
 def waterfall(found: Comparison, predicted: Mapping[str, float] | None = None, measured: Mapping[str, float] | None = None) -> go.Figure:
-    """From the predicted step to the measured one, class by class, in ms.
+    """A waterfall from the predicted step to the measured one, class by class, in ms.
 
-    `predicted` and `measured`: breakdowns of a step of each (`sim.align.breakdowns`), whose classes sum to the step; without them
-    the time of ops by class, which overlaps. `rest`: what is left to the median of the measured steps.
+    `predicted` and `measured`: breakdowns of a step of each (`sim.align.breakdowns`), whose classes sum to the step; without them, times of
+    ops by class, which can overlap. The bar `rest` is the difference that remains to the median of the measured steps.
     """
     if predicted is not None and measured is not None:
         steps = [
@@ -83,7 +83,7 @@ def waterfall(found: Comparison, predicted: Mapping[str, float] | None = None, m
 
 
 def _room(found: Comparison, steps: Sequence[tuple[str, float]], gap: float) -> list[float]:
-    """The range of a waterfall's axis with room for the labels: levels that it passes, in ms."""
+    """The range of a waterfall's axis in ms: all levels that it reaches, and room for labels."""
     level = found.predicted_step * 1e3
     levels = [level, found.measured_step.median * 1e3]
     for value in (*(value for _, value in steps), gap):

@@ -45,7 +45,7 @@ def _depth(kind: str) -> int:
 
 
 def _place_rest(kinds: Mapping[str, str], graph: Any, places: dict[str, Spot]) -> None:
-    """Memory below its owner; NVSwitches, leaves and spines above the middle of what they join."""
+    """Places the remaining parts: memory below its owner; NVSwitches, leaves and spines above the middle of what they join."""
     for kind, y in (("dram", 0.0), ("gpu", 5.5), ("nic", 5.0), ("nvswitch", 7.0), ("leaf", 8.0), ("spine", 9.2), ("core", 10.4)):
         names = [name for name, found in kinds.items() if found == kind and name not in places]
         for i, name in enumerate(names):
@@ -55,6 +55,6 @@ def _place_rest(kinds: Mapping[str, str], graph: Any, places: dict[str, Spot]) -
 
 
 def _aside(places: Mapping[str, Spot], at: int, number: int) -> float:
-    """x of the `at`-th of `number` spines or core switches: spread over the width of what is drawn."""
+    """x of the `at`-th of `number` spines or core switches, which are spread over the width of the drawing."""
     xs = [x for x, _ in places.values()] or [0.0]
     return min(xs) + (max(xs) - min(xs)) * (at + 0.5) / number

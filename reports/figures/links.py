@@ -1,8 +1,8 @@
-"""Link use over time: what the transfers of a predicted step put on which links.
+"""Link use over time: how many bytes the transfers of a predicted step move over which links.
 
-The trace says when a transfer ran, the pricer which links it takes and how much of them. A folded simulation runs one of
-many equal ranks, and the cost of a ring names one of its many equal hops, or all of them; so links are grouped by what they join on
-which node (`n0: gpu > nvswitch`). All that one rank moves adds up, and a group shows the rank that moves most.
+The trace says when a transfer ran, the pricer which links it uses and with how many bytes. A folded simulation runs one of
+many equal ranks, and the cost of a ring names one of its many equal hops, or all of them. So links are grouped by the node and the kinds of
+parts that they join (`n0: gpu > nvswitch`). Bytes are summed for each rank, and a group shows the rank that moves most.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ class LinkUse(msgspec.Struct, frozen=True):
     share: float
     """`moved` over what one link could carry in the step, 0 to 1."""
     bins: tuple[float, ...]
-    """The same (0 to 1) in each `1 / BINS` of the step, of whichever rank was busiest then."""
+    """The share (0 to 1) in each `1 / BINS` of the step, for the rank that was busiest then."""
     links: tuple[str, ...]
-    """Directed links that were named."""
+    """Names of the directed links in the group."""
 
 
 def group_of(link: str) -> str:
-    """`n0/gpu3>n0/nvswitch` -> `n0: gpu > nvswitch`; both ends carry their node where they differ."""
+    """The group of a directed link: `n0/gpu3>n0/nvswitch` -> `n0: gpu > nvswitch`; if the ends are on different nodes, both have their
+    node."""
     ends = [_NODE.fullmatch(end) for end in link.split(">")]
     nodes = [f"n{end[1]}" if end else "net" for end in ends]
     names = [_NUMBER.sub("", end[2] if end else part.rpartition("/")[2]) for end, part in zip(ends, link.split(">"), strict=True)]
@@ -55,9 +56,9 @@ def group_of(link: str) -> str:
 
 
 def link_use(program: Program, trace: Trace, pricer: Pricer) -> list[LinkUse]:
-    """Groups of links that anything crossed in the reported step, busiest first; [] where nothing moved.
+    """Groups of the links that were used in the reported step, busiest first; [] if none was.
 
-    Bytes come from the pricer, times from the trace: what contention stretches moves the same bytes for longer.
+    Bytes come from the pricer, times from the trace: a transfer that contention slows moves the same bytes in a longer time.
     """
     begin, end = step_shown(trace)
     if end <= begin:
@@ -74,7 +75,7 @@ def link_use(program: Program, trace: Trace, pricer: Pricer) -> list[LinkUse]:
             named.setdefault(group_of(link), set()).add(link)
             taken.setdefault(group_of(link), []).append(moved)
         for name, amounts in taken.items():
-            # Of a collective's equal links each is another member's.
+            # Equal links of a collective belong to different members, so their bytes are not summed for one rank.
             amount = max(amounts) if span.kind == "collective" else sum(amounts)
             line = lines.setdefault(name, {}).setdefault(span.rank, [0.0] * BINS)
             _spread(line, start - begin, stop - begin, amount / (stop - start), width)
@@ -97,7 +98,7 @@ def _use(name: str, rate: float, lines: Sequence[Sequence[float]], width: float,
 
 
 def _transfers(program: Program, trace: Trace, pricer: Pricer, begin: float, end: float) -> Iterator[tuple[Span, Cost]]:
-    """Each transfer of the step with its cost: a collective for each simulated member, a message for its sender."""
+    """(span, cost) of each transfer of the step: of collectives one for each simulated member, of messages one for the sender."""
     spans = {s.id: s for s in trace.spans if s.kind in MOVES and s.end > begin and s.start < end}
     costs: dict[tuple[int, int], Cost] = {}
     for rank in trace.ranks:
@@ -134,4 +135,4 @@ def link_map(uses: Sequence[LinkUse], step: float) -> go.Figure:
 
 
 _SCALE = [[0.0, "rgba(130,145,160,0.10)"], [0.001, "#c6dbef"], [0.35, "#6baed6"], [0.7, ORANGE], [1.0, VERMILION]]
-"""Idle is the page's own colour, so that it reads in the light and in the dark."""
+"""Idle is almost transparent, so that it is readable on light and on dark pages."""

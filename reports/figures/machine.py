@@ -1,4 +1,4 @@
-"""The machine as a figure: who hangs on what, and the rates on the edges."""
+"""The machine as a figure: which parts are linked, and the rates of the links."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SHAPES |= {
 _PARTS = {"sw": "PCIe switch", "root": "PCIe root", "gpu": "GPU", "nic": "NIC", "dram": "host memory", "nvswitch": "NVSwitch"}
 _PARTS |= {"numa": "NUMA node", "leaf": "leaf switch", "spine": "spine switch", "core": "core switches"}
 _CROWD = 100
-"""Links of one kind beyond which they are thin and only the legend and the hover text tell their rate."""
+"""If there are more links of one kind, they are drawn thin, and only the legend and the hover text show their rate."""
 _NAMES = 24
-"""Parts of one kind beyond which their names are only in the hover text."""
+"""If there are more parts of one kind, their names are only in the hover text."""
 _APART = 38
-"""Pixels between parts side by side that their names fit into, at the least."""
+"""Least pixels between neighbouring parts, so that their names fit in."""
 _SIDES = {"gpu": "middle left", "nic": "middle right", "dram": "bottom center", "sw": "middle left", "root": "middle left"}
 _SIDES |= {"socket": "bottom left", "numa": "middle left"}
 
@@ -66,7 +66,8 @@ def machine(topology: Topology, nodes: int = 1, use: Mapping[str, float] | None 
 
 
 def _edges(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, Spot], use: Mapping[str, float] | None) -> None:
-    """The links of a kind: lines as thick as they are used, and labels: the first of equal ones is written, all can be hovered."""
+    """Adds the links of a kind: lines, thicker if they are used more, and labels. Of equal labels only the first is shown, but all have
+    hover text."""
     pairs = {tuple(sorted((a, b))): data for a, b, data in graph.edges(data=True) if data["kind"] == kind}
     lines: dict[float, list[Spot | None]] = {}
     labels: list[tuple[Spot, str, str]] = []
@@ -92,7 +93,7 @@ def _edges(figure: go.Figure, graph: Any, kind: str, places: Mapping[str, Spot],
 
 
 def _thickness(busy: float, used: bool, number: int) -> tuple[float, float]:
-    """(pixels, opacity) of an edge: a crowd is thin; where use is shown, idle links step back."""
+    """(pixels, opacity) of an edge: thin if there are many; if use is shown (`used`), idle links are thin and faint."""
     if used:
         return (2.5 + 7 * busy, 1.0) if busy else (1.2, 0.45)
     return (2.0, 1.0) if number <= _CROWD else (0.7, 0.35)
@@ -122,7 +123,7 @@ def _labels(figure: go.Figure, labels: list[tuple[Spot, str, str]], colour: str)
             mode="text+markers",
             marker={"size": 5 if len(labels) <= _CROWD else 3, "color": colour},
             text=[text for _, text, _ in labels],
-            textfont={"size": 12, "shadow": "auto"},  # the page's ink: its halo is told from any line
+            textfont={"size": 12, "shadow": "auto"},  # the page's colour with a halo, readable over any line
             textposition="middle right",
             hovertext=[hover for *_, hover in labels],
             hoverinfo="text",
@@ -140,7 +141,7 @@ def _rates(graph: Any, a: str, b: str) -> str:
 
 
 def _curve(a: Spot, b: Spot) -> list[Spot]:
-    """A straight line, or an arc above vertices of one row (NVLink between GPUs, links between sockets)."""
+    """Points of a straight line, or of an arc between vertices of the same row (NVLink between GPUs, links between sockets)."""
     if abs(a[1] - b[1]) > 0.2:
         return [a, ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2), b]
     height = 0.25 + 0.16 * abs(a[0] - b[0])

@@ -13,8 +13,9 @@ from reports.words import clock
 def memory_line(
     lines: Mapping[int, Sequence[tuple[float, int]]], rooms: Mapping[int, int] | None = None, within: tuple[float, float] | None = None
 ) -> go.Figure:
-    """Device memory over time in GiB (MiB where that is more than enough), a line for each of the `drawn` ranks; time from the beginning of
-    `within` (begin, end). `rooms`: what each rank's device has; of several sizes each says from which rank on."""
+    """Device memory over time in GiB (MiB if there is little), a line for each of the `drawn` ranks. `within`: (begin, end) of the time
+    that is shown, which counts from its begin; None: all. `rooms`: bytes of each rank's device, drawn as dashed lines; if there are several
+    sizes, each says from which rank on."""
     begin, end = within or (0.0, max((t for line in lines.values() for t, _ in line), default=0.0))
     most = max((used for line in lines.values() for _, used in line), default=0)
     unit, name = (2**30, "GiB") if most >= 0.2 * 2**30 else (2**20, "MiB")
@@ -51,7 +52,7 @@ def memory_line(
 
 
 def drawn(lines: Mapping[int, Sequence[tuple[float, int]]], most: int = 8) -> list[int]:
-    """At most so many ranks: all, or the fullest and others from the first to the last."""
+    """At most `most` ranks: all, or the fullest one and others spread from the first to the last."""
     ranks = sorted(lines)
     if len(ranks) <= most:
         return ranks
@@ -69,7 +70,7 @@ def clip(line: Sequence[tuple[float, int]], begin: float, end: float) -> list[tu
 
 
 def envelope(line: Sequence[tuple[float, int]], most: int = 3000) -> list[tuple[float, int]]:
-    """At most about `most` points: of each stretch its lowest and highest, so that no peak is lost."""
+    """At most about `most` points: the lowest and the highest point of each stretch, so that no peak is lost."""
     if len(line) <= most:
         return list(line)
     every = -(-2 * len(line) // most)

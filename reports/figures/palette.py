@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE, GREY = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#8a97a6"
-"""Okabe and Ito's, but for the grey: of lines that stand behind others."""
+"""Okabe and Ito's colours; the grey is another one, for lines in the background."""
 WAITS = "waiting for peers"
-"""What a transfer's bar begins with where its other ranks are late."""
+"""Class of the first part of a transfer's bar, if other ranks are late."""
 
 _FIXED = {
     WAITS: "#C9CDD3",
@@ -48,9 +48,9 @@ WORDS = {
     "output_s": "output",
     "idle_s": "idle",
 }
-"""What people call the classes of a breakdown."""
+"""Class of a breakdown -> its name on pages."""
 PREDICTED = VERMILION
-"""Lines that say what was predicted, or what may not be passed."""
+"""Colour of lines that show a prediction or a limit."""
 
 
 def colour(cls: str) -> str:

@@ -1,6 +1,6 @@
 """Figures of what the planning functions return: explanations, faults, jobs and spreads, for their pages and for notebooks.
 
-Those of sweeps and of capacity have files of their own.
+Figures of sweeps and of capacity are in other files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def critical_path(found: Explanation) -> go.Figure:
 
 
 def without_limit(found: Explanation) -> go.Figure:
-    """The step if one resource were infinitely fast: each bar a resource, the dashed line the step as it is."""
+    """The step if one resource were infinitely fast, a bar for each resource; the dashed line is the step as it is."""
     rows = found.sensitivities
     labels = [f"elasticity {row.elasticity:+z.2f}" for row in rows]
     times = {"": [row.infinitely_fast for row in rows]}
@@ -64,7 +64,7 @@ def spread(found: Spread) -> go.Figure:
     """How often each step time was drawn; dashed lines at the median, P95 and P99."""
     scale, unit, _ = clock(max(found.samples))
     figure = go.Figure(go.Histogram(x=[scale * time for time in found.samples], marker_color=_NOW, nbinsx=40, name="draws"))
-    # The three may lie close together: their words stand at three heights, above the bars and below the buttons.
+    # The three lines may be close together: so their labels have three heights, above the bars and below the buttons.
     for height, (name, at) in zip((1.0, 1.08, 1.16), (("P50", found.p50), ("P95", found.p95), ("P99", found.p99)), strict=True):
         figure.add_vline(x=scale * at, line_dash="dash", line_color=PREDICTED)
         figure.add_annotation(x=scale * at, y=height, yref="paper", text=name, showarrow=False, xanchor="left", yanchor="bottom")
@@ -78,8 +78,8 @@ def _bars(
     tints: Sequence[str | Sequence[str]] = (_NOW,),
     line: tuple[float, str] | None = None,
 ) -> go.Figure:
-    """Horizontal bars in ms (s where steps are long) from seconds: a group for each name, a bar in it for each series; labels stand behind the
-    last series. `line`: a dashed line at so many seconds, and its word."""
+    """Horizontal bars in ms (s for long steps); `times` are in seconds. There is a group for each name, and in it a bar for each series;
+    labels are at the bars of the last series. `tints`: colours of the series. `line`: (seconds, label) of a dashed line."""
     figure = go.Figure()
     last = list(times)[-1]
     high = max([1.2 * max((value for values in times.values() for value in values), default=1e-3), *([1.1 * line[0]] if line else [])])
@@ -109,8 +109,8 @@ def _bars(
     )
     if line:
         figure.add_vline(x=scale * line[0], line_dash="dash", line_color=PREDICTED, annotation_text=line[1], annotation_position="top")
-        # Labels behind the bars would stand on the line.
+        # Labels outside the bars could be on the line.
         figure.update_traces(textposition="inside", insidetextanchor="start")
-        # The word stands above the plot, and below the bar with the buttons.
+        # The line's label is above the plot, and below the bar with the buttons.
         figure.update_layout(margin_t=64, height=figure.layout.height + 24)
     return figure

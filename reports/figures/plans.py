@@ -1,4 +1,4 @@
-"""Plans of a sweep as figures: time against memory and cost, and where the steps of the best go."""
+"""Figures of a sweep's plans: time against memory and cost, and where the steps of the best plans go."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sim.planning.sweeps.tables import unit_of
 _MOST_POINTS = 6000
 _SCALE = "Viridis"
 _WIDE = 44
-"""Letters in a line of a plan's words, of which there are three at most."""
+"""Letters in a line of a plan's label, which has at most three lines."""
 
 
 def breakdowns(rows: Sequence[Row]) -> go.Figure:
-    """Where the steps of the first few plans go: stacked bars in ms (s where steps are long), the best on top."""
+    """Where the steps of the given plans go: stacked bars in ms (s for long steps), the first plan on top."""
     figure = go.Figure()
     scale, unit, _ = clock(max((row.step_time or 0.0 for row in rows), default=0.0))
     splits = [json.loads(row.detail).get("breakdown", {}) for row in rows]
@@ -57,14 +57,14 @@ def breakdowns(rows: Sequence[Row]) -> go.Figure:
 
 
 def _differences(rows: Sequence[Row]) -> list[str]:
-    """Each plan by the settings in which these plans differ: `tp=2 recompute=none`."""
+    """A label for each plan: the settings in which these plans differ, `tp=2 recompute=none`."""
     found = [settings_of(row.key) for row in rows]
     keys = [key for key in dict.fromkeys(key for one in found for key in one) if len({one.get(key) for one in found}) > 1]
     return [" ".join(f"{setting(key)}={one[key]}" for key in keys if key in one) for one in found]
 
 
 def pareto_figure(ranked: Sequence[Row], front: Sequence[Row]) -> go.Figure:
-    """GPU-seconds per sample against peak memory; colour is the cost where prices are known; the front is a line."""
+    """GPU-seconds per sample against peak memory. The colour is the cost, if prices are known; the Pareto front is a line."""
     shown = list(ranked[:_MOST_POINTS])
     cost = any(row.cost for row in shown)
     marker, scale = {"size": 7, "color": GREY, "opacity": 0.75}, dict[str, Any]()
@@ -74,7 +74,7 @@ def pareto_figure(ranked: Sequence[Row], front: Sequence[Row]) -> go.Figure:
         scale = {"colorscale": _SCALE, "cmin": min(costs), "cmax": max(costs)}
         marker |= scale | {"color": costs, "colorbar": {"title": title, "thickness": 12}}
     figure = go.Figure(_points(shown, "plans that fit", "markers", marker))
-    for at, same in enumerate(dict.fromkeys(map(kind, front))):  # a line for each machine, model and length of sequences
+    for at, same in enumerate(dict.fromkeys(map(kind, front))):  # one line for each machine, model and sequence length
         edge = sorted((row for row in front if kind(row) == same), key=lambda row: row.memory or 0)
         colours = scale | {"color": [row.cost or 0.0 for row in edge], "line": {"color": BLUE, "width": 1.5}} if cost else {"color": BLUE}
         line = _points(edge, "nothing beats these", "lines+markers", {"size": 10, "symbol": "diamond"} | colours)

@@ -1,4 +1,4 @@
-"""Predictions against published steps, as figures: each row, and how the errors are spread."""
+"""Figures of predictions against published steps: each row, and the distribution of the errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINE = GREY
 
 
 def scatter(predictions: Mapping[str, Mapping[str, Any]]) -> go.Figure:
-    """Predicted over measured seconds, both logarithmic, a colour and symbol for each source."""
+    """Predicted against measured seconds, both axes logarithmic, with a colour and symbol for each source."""
     figure = go.Figure()
     times = [row[key] for row in predictions.values() for key in ("measured_s", "predicted_s")] or [1.0]
     ends = [min(times) / 1.3, max(times) * 1.3]
@@ -64,7 +64,7 @@ def _hover(row_id: str, row: Mapping[str, Any]) -> str:
 
 
 def distribution(summary: Mapping[str, Any]) -> go.Figure:
-    """Histograms of the signed errors, ours over the baseline's; what lies beyond -100 .. +100 % counts at the edge."""
+    """Histograms of the signed errors in %, ours in front of the baseline's; errors beyond -100 .. +100 % count at the edge."""
     rows, mfu = summary["predictions"].values(), summary["baseline_constant_mfu"]["mfu"]
     ours = [row["predicted_s"] / row["measured_s"] - 1.0 for row in rows]
     base = [row["ideal_s"] / mfu / row["measured_s"] - 1.0 for row in rows if row["ideal_s"] > 0 and mfu > 0]

@@ -1,4 +1,4 @@
-"""How a run scales, as figures: its days, speed, goodput and expense over the size of the cluster."""
+"""Figures of how a run scales: its days, speed, goodput and expense over the size of the cluster."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _STRONG, _WEAK, _IDEAL = BLUE, GREEN, GREY
 _MISS = VERMILION
 _NAMED = {"restarts": "from failures to restarts", "repeats": "steps done again", "checkpoints": "checkpoints"}
 _COLOURS = {"restarts": _MISS, "repeats": ORANGE, "checkpoints": PURPLE}
-"""Of what is no progress (`Capacity.lost_s`)."""
+"""Colours of the kinds of lost time (`Capacity.lost_s`)."""
 _FAR = 5.0
-"""The dearest size of a cluster over the cheapest from which on their expense is drawn by decades."""
+"""If the most expensive size of a cluster costs more than this factor over the cheapest, the axis of expense is logarithmic."""
 
 _PLOT = (480, 230)
-"""Pixels of the plot of expense where it is narrowest, with its labels' letters: 7 wide, 15 high."""
+"""Least (width, height) of the plot of expense in pixels. Letters of its labels are `_LETTER` wide and `_LINE` high."""
 _LETTER, _LINE = 7, 15
 
 
@@ -34,7 +34,7 @@ _UNITS = ((86400, "days"), (3600, "hours"), (1, "seconds"))
 
 
 def days(found: Capacity) -> go.Figure:
-    """One bar: days (hours, seconds of a short run) of progress, and of all that is none."""
+    """One bar: days of progress and of each kind of lost time (in hours or seconds for short runs)."""
     scale, unit = next((one for one in _UNITS if found.elapsed_s >= 2 * one[0]), _UNITS[-1])
     parts = [
         ("steps that count", found.productive_s, _STRONG),
@@ -76,7 +76,8 @@ def _sizes(strong: Sequence[Capacity], weak: Sequence[Capacity]) -> dict[str, ob
 
 
 def scaling(strong: Sequence[Capacity], weak: Sequence[Capacity]) -> go.Figure:
-    """Work per hour over GPUs, log-log: relative to the smallest cluster, productive time only, with perfect scaling dotted."""
+    """Training speed over GPUs, both axes logarithmic: relative to the smallest cluster, from productive time only; perfect scaling is
+    dotted."""
     figure = go.Figure()
     for name, rows, line in _kinds(strong, weak):
         base = rows[0]
@@ -128,11 +129,12 @@ def goodput(strong: Sequence[Capacity], weak: Sequence[Capacity]) -> go.Figure:
 
 
 _MARKS = 3
-"""That an axis shows at least where values differ."""
+"""Least number of marks on an axis whose values differ."""
 
 
 def _decades(values: Sequence[float]) -> dict[str, object]:
-    """Marks of a logarithmic axis at 1, 2, 5 of each decade, written out; of fewer than three among the values even steps take the place."""
+    """Marks of a logarithmic axis at 1, 2 and 5 of each decade, as plain numbers; evenly spaced marks if fewer than `_MARKS` are in the
+    values' range."""
     low, high = min(values, default=1.0), max(values, default=1.0)
     ends = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) if low > 0 else range(1)
     marks = [step * 10.0**power for power in ends for step in (1, 2, 5) if 0.5 * low <= step * 10.0**power <= 2 * high]
@@ -144,7 +146,8 @@ def _decades(values: Sequence[float]) -> dict[str, object]:
 
 
 def legible(spots: Sequence[tuple[float, float, str]]) -> list[str]:
-    """Texts at (x, y), shares of a plot as narrow as this one gets, that do not lie on each other; "" for those that would. Ends come first."""
+    """The texts of `spots`, "" for those that would overlap another in the narrowest plot. x and y are shares of the plot. The first and
+    the last text have priority."""
     taken: list[tuple[float, float, float]] = []
     found = [""] * len(spots)
     for at in dict.fromkeys([0, len(spots) - 1, *range(len(spots))] if spots else []):
@@ -157,14 +160,14 @@ def legible(spots: Sequence[tuple[float, float, str]]) -> list[str]:
 
 
 def _share(values: Sequence[float], log: bool) -> Callable[[float], float]:
-    """Where a value lies between the least and the largest of them, 0 to 1."""
+    """A function from a value to its place between the least and the largest of `values`, 0 to 1. `log`: on a logarithmic axis."""
     size = math.log if log and min(values, default=0.0) > 0 else float
     low, high = size(min(values, default=0.0)), size(max(values, default=0.0))
     return lambda value: (size(value) - low) / ((high - low) or 1.0)
 
 
 def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> go.Figure:
-    """Days against money, or GPU-hours where no prices are given."""
+    """Money over days; GPU-hours over days if no prices are given. `unit`: of the prices."""
     money = all(one.money is not None for one in (*strong, *weak))
     figure = go.Figure()
     heights = [(one.money or 0.0) if money else one.gpu_hours for one in (*strong, *weak)] or [0.0]
@@ -172,7 +175,7 @@ def expense(strong: Sequence[Capacity], weak: Sequence[Capacity], unit: str) -> 
     across, up = _share([one.days for one in (*strong, *weak)], True), _share(heights if steep else [0.0, *heights], steep)
     labelled: set[tuple[int, float]] = set()
     for (name, rows, line), where in zip(_kinds(strong, weak), ("top center", "bottom center"), strict=False):
-        # Fewer GPU-hours lie below; both curves begin at the same point.
+        # Labels of the curve with fewer GPU-hours are below it; both curves begin at the same point.
         costs = [(one.money or 0.0) if money else one.gpu_hours for one in rows]
         labels = legible(
             [

@@ -1,4 +1,4 @@
-"""What a whole is made of, as one stacked bar: the step by class, the costs by what they rest on."""
+"""Parts of a whole as one stacked bar: the step by class, and the costs by their source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reports.words import clock, safe
 
 
 def breakdown_bar(split: Mapping[str, float]) -> go.Figure:
-    """Where the step goes: one stacked bar, classes that sum to the step, in ms (s where it is long)."""
+    """Where the step goes: one stacked bar of classes that sum to the step, in ms (s for long steps). `split`: class -> seconds."""
     total = sum(split.values()) or 1.0
     time = clock(total)
     parts = [
@@ -23,7 +23,7 @@ def breakdown_bar(split: Mapping[str, float]) -> go.Figure:
 
 
 def sources_bar(shares: Mapping[str, float]) -> go.Figure:
-    """On what the costs rest: measured here, fitted on published data, or assumed."""
+    """Shares of the costs by source: measured here, fitted on published data, or assumed."""
     parts = [_part("costs", name, share * 100, share, safe(name), "%{x:.1f} %") for name, share in shares.items()]
     return _bar(parts, 200, "% of the time in ops", 100)
 

@@ -1,7 +1,7 @@
 """The timeline: every lane of a rank as a row, predicted above measured, zoomable.
 
 Large traces are thinned before drawing (`reports.figures.bars`), so that a page stays small; the full trace file is for Perfetto.
-A bar of several ops is stacked of the classes in it, as high as each takes of its time.
+A bar of several ops is a stack of their classes; the height of each is its share of the bar's time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sim.trace import Span, Trace
 
 _PIXELS = 1600
 _FEWEST = 60
-"""Pieces that each row may have, however many rows there are."""
+"""Pieces of bars that each row may have, even if there are many rows."""
 _ALL_DRAWN = 4
-"""Ranks that are each drawn; of more, those that `representative` names."""
+"""Up to so many ranks all are drawn; of more ranks, those that `representative` chooses."""
 _HEIGHT = 0.75
-"""Of a bar, in rows."""
+"""Height of a bar as a share of its row."""
 MERGED = (
     "Ops too short to be drawn one by one share a bar: as high as each class of op takes of the bar's time, what is blank is idle; hover for how "
     "many they are."
 )
-"""How such bars are read."""
+"""A note on how to read bars of several ops."""
 _ORDER = ("host", "loader", PINNER, "copy", "compute", "comm")
 
 
@@ -38,9 +38,10 @@ Window = tuple[float, float]
 
 
 def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit: int = 8000) -> go.Figure:
-    """Bars of the reported step of each trace (predicted, played, ...), lane by lane one trace under the other, from its begin.
+    """Bars of the reported step of each trace (predicted, played, ...), from the step's begin; for each lane the traces are below each
+    other.
 
-    `ranks`: unsaid, the `representative` ones. At most about `limit` pieces of bars are drawn in all.
+    `ranks`: None for the `representative` ones. At most about `limit` pieces of bars are drawn in all.
     """
     chosen = list(ranks) if ranks is not None else [rank for rank, _ in representative(traces[0])]
     windows = [step_shown(trace) for trace in traces]
@@ -70,7 +71,7 @@ def timeline(traces: Sequence[Trace], ranks: Sequence[int] | None = None, limit:
 
 
 def _rows(traces: Sequence[Trace], windows: Sequence[Window], ranks: Sequence[int]) -> list[tuple[str, Window, list[Span]]]:
-    """(label, window, spans) of each row: rank by rank, lane by lane, the traces one under the other."""
+    """(label, window, spans) of each row: rank by rank, lane by lane, then trace by trace."""
     found = []
     every = [_lanes(trace, inside) for trace, inside in zip(traces, windows, strict=True)]
     for rank in ranks:
@@ -83,7 +84,7 @@ def _rows(traces: Sequence[Trace], windows: Sequence[Window], ranks: Sequence[in
 
 
 def _lanes(trace: Trace, inside: Window) -> dict[tuple[int, str], list[Span]]:
-    """Spans of the reported step by rank and lane."""
+    """(rank, lane) -> spans of the reported step."""
     begin, end = inside
     found: dict[tuple[int, str], list[Span]] = {}
     for span in trace.spans:
@@ -93,9 +94,9 @@ def _lanes(trace: Trace, inside: Window) -> dict[tuple[int, str], list[Span]]:
 
 
 def representative(trace: Trace, worst: int | None = None) -> list[tuple[int, str]]:
-    """Ranks to draw, with why: all where there are few, else first, last, slowest (computes longest) and worst.
+    """(rank, reason) of the ranks to draw: all if there are few, else the first, the last, the slowest (computes longest) and the worst.
 
-    `worst`: the rank that a comparison finds furthest off; unsaid, the one that waits longest for its peers.
+    `worst`: the rank with the largest error in a comparison; None: the one that waits longest for its peers.
     """
     ranks = trace.ranks
     if len(ranks) <= _ALL_DRAWN:
@@ -118,7 +119,7 @@ def representative(trace: Trace, worst: int | None = None) -> list[tuple[int, st
 
 
 def told(chosen: Sequence[tuple[int, str]], trace: Trace) -> str:
-    """Sentences on which ranks are drawn, for whom they stand, and where a host has no lane."""
+    """Sentences that say which ranks are drawn, for how many ranks they stand, and whose host has no lane and why."""
     parts = []
     if len(chosen) < len(trace.ranks):
         parts.append(
@@ -138,7 +139,8 @@ def told(chosen: Sequence[tuple[int, str]], trace: Trace) -> str:
 
 
 def _early(trace: Trace, rank: int) -> float:
-    """Seconds by which a rank's host, of which nothing is drawn, had launched the reported step before it begins; 0 where it had not."""
+    """For a rank whose host has no op in the reported step: seconds before the step's begin at which the host had launched all of it; else
+    0."""
     (begin, end), number = step_shown(trace), trace.steps + trace.reported
     mine = [span for span in trace.spans if span.rank == rank]
     if any(span.lane == HOST and span.end > begin and span.start < end for span in mine):
@@ -152,7 +154,7 @@ def _lane_key(lane: str) -> tuple[int, str]:
 
 
 class Piece(NamedTuple):
-    """A rectangle of a row: times in seconds, heights in shares of a full bar."""
+    """A rectangle of a row: times in seconds, heights as shares of a full bar, and hover text."""
 
     start: float
     seconds: float
@@ -162,7 +164,8 @@ class Piece(NamedTuple):
 
 
 def pieces(bars: Sequence[Bar], least: float) -> dict[str, list[Piece]]:
-    """What is drawn of a row, by class, the class that takes most of it first. A single op's wait is drawn before it from `least` seconds on."""
+    """Class -> pieces of a row, the class with most time first. The wait of a single op is drawn before it if it is longer than `least`
+    seconds."""
     whole: dict[str, float] = {}
     for bar in bars:
         for cls, lasts in bar.parts.items():
@@ -203,7 +206,7 @@ def _drawn(row: str, cls: str, found: Sequence[Piece], begin: float, time: Clock
 
 
 def _of_many(bar: Bar, cls: str) -> str:
-    """What is said of one class in a bar of several ops; the ops' names stand at the one that takes most."""
+    """Hover text of one class in a bar of several ops; that of the class with most time also names the first and the last op."""
     lasts = bar.parts[cls]
     told = f"{safe(short(cls, 60))}: {lasts / (bar.seconds or 1.0):.0%} of {bar.ops:,} ops, {seconds(lasts)}"
     if cls != max(bar.parts, key=lambda name: bar.parts[name]):
@@ -212,7 +215,8 @@ def _of_many(bar: Bar, cls: str) -> str:
 
 
 def _hover(span: Span) -> str:
-    """Two lines; the lane stands beside the row. Tags cost more letters in a page than what they mark, and there are thousands of these."""
+    """Hover text of an op in two lines, without the lane, which is at the row. It has few tags, as there are thousands of such texts in a
+    page."""
     told = [span.kind, seconds(span.seconds)]
     if span.name:
         told.append(safe(short(span.name, 90)))

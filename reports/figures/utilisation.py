@@ -1,4 +1,4 @@
-"""CPU, device lanes and copy engines over time, as a system monitor draws them: one strip for each, 0 to 100 %."""
+"""Use of cores, CPU threads, device lanes and copy engines over time, as in a system monitor: one strip for each, 0 to 100 %."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from sim.timeline.utilisation import Use, Utilisation
 
 _MOST = 16
 _LEAST, _PEAK = 0.005, 0.1
-"""Beside the busiest of its kind, a strip below half a percent on average that never reaches a tenth would be an empty one."""
+"""Shares. Except for the busiest of each kind, a strip with a mean below `_LEAST` and no peak of `_PEAK` is left out: it would look
+empty."""
 _COLOURS = {"cores": BLUE, "thread": SKY, "compute": GREEN, "copy": ORANGE, "comm": PURPLE}
 _ORDER = tuple(_COLOURS)
 
 
 def chosen(found: Utilisation) -> list[Use]:
-    """What is worth a strip: cores first, then of each kind the busiest, `_MOST` in all; others that hardly ever work are left out."""
+    """The uses that get a strip, in the order of kinds: the busiest of each kind, `_MOST` in all; those that are almost never busy are left
+    out."""
     active = [use for use in found.uses if any(use.busy)]
     picked: list[Use] = []
     for rank in range(len(active)):  # in turns, so that many threads do not crowd out the lanes
@@ -33,7 +35,7 @@ def _worth(use: Use) -> bool:
 
 
 def monitor(found: Utilisation) -> go.Figure:
-    """Filled strips of busy share (%) over time."""
+    """Filled strips of the busy share in % over the step's time."""
     uses = chosen(found)
     if not uses:
         figure = go.Figure()

@@ -44,8 +44,8 @@ _ENDS = {"embed", "stem", "target", "patches", "middle", "head"}
 
 
 def ends_of(names: Iterable[str]) -> set[str]:
-    """Those of a model's blocks that are not layers: its ends, and the mergers and deepstacks of vision-language models. Without an embedding
-    or a stem, the first stage counts as an end."""
+    """Those of a model's blocks that are not layers: its ends, and the mergers and deepstacks of vision-language models. Without an
+    embedding or a stem, the first stage counts as an end."""
     given = set(names)
     between = {name for name in given if name.startswith(("merger", "deepstack"))}
     return given & _ENDS | between | (given & {"S0"} if not given & {"embed", "stem"} else set())

@@ -42,8 +42,8 @@ class Marked(nn.Module):
 
 
 class Places(nn.Module):
-    """Adds learned positions: those of patches in their tile, times 1 - g, and those of patches and tiles in the picture, times g; g is the tanh
-    of a learned number."""
+    """Adds learned positions: those of patches in their tile, times 1 - g, and those of patches and tiles in the picture, times g; g is the
+    tanh of a learned number."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
