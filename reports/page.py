@@ -1,6 +1,6 @@
 """A page: one self-contained HTML file that opens from an e-mail without a network.
 
-plotly.js stands in it once; figures are JSON beside it and are drawn in the reader's colours, light or dark. Every string is escaped.
+It contains plotly.js once; figures are embedded as JSON and drawn in the reader's colours, light or dark. Every string is escaped.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from reports.figures.palette import BLUE, GREY
 from reports.words import short
 
 Card = tuple[str, str, str]
-"""(figure, unit and name, note)."""
+"""(value, name with its unit, note)."""
 
 _PAGE = Template((Path(__file__).parent / "page.html").read_text("utf-8"))
 _LONGEST = 120
-"""Letters of a title."""
+"""Most letters of a title."""
 _TOP = 40
 """Pixels above a plot that belong to the bar with the zoom and camera buttons, so that it covers nothing."""
 _NARROWEST = "least width"
@@ -34,7 +34,7 @@ CONFIG = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": _C
 
 
 def styled(figure: go.Figure) -> go.Figure:
-    """The house's look: no background of its own, room for the button bar, a flat legend below. Returns the same figure."""
+    """Gives a figure the common style: no background, room for the button bar, a horizontal legend below. Returns the same figure."""
     clear = "rgba(0,0,0,0)"
     figure.update_layout(
         template="plotly_white",
@@ -56,24 +56,24 @@ def styled(figure: go.Figure) -> go.Figure:
 
 
 def no_narrower(figure: go.Figure, least: int) -> go.Figure:
-    """Below `least` pixels of width its parts would lie on one another. Returns the same figure."""
+    """Sets the figure's least width in pixels, below which its parts would overlap. Returns the same figure."""
     return figure.update_layout(meta={_NARROWEST: least})
 
 
 def embedded(figure: go.Figure) -> str:
-    """The figure's JSON as it may stand inside a <script> element: no `<` at all."""
+    """The figure's JSON, safe inside a <script> element: without any `<`."""
     text: str = plotly.io.to_json(figure, validate=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _cell(tag: str, text: str, left: bool = False) -> str:
-    """One cell; ids and sentences may be broken anywhere."""
+    """The HTML of one cell; long texts (ids, sentences) may be broken anywhere."""
     marks = " ".join(["left"] * left + ["long"] * (tag == "td" and len(text) > 24))
     return f'<{tag} class="{marks}">{html.escape(text)}</{tag}>' if marks else f"<{tag}>{html.escape(text)}</{tag}>"
 
 
 def _worded(cells: Sequence[str]) -> bool:
-    """Does a column hold words alone? Figures begin with a digit, whatever their sign."""
+    """True if a column has words and no figures, which begin with a digit after any sign."""
     return any(any(letter.isalpha() for letter in cell) for cell in cells) and not any(_FIGURE.match(cell) for cell in cells)
 
 
@@ -86,7 +86,7 @@ class Page:
         self._figures, self._heading = 0, title
 
     def cards(self, cards: Sequence[Card]) -> None:
-        """Headline numbers."""
+        """Adds cards with headline numbers."""
         inner = "".join(
             f'<div class="card"><b>{html.escape(value)}</b><span>{html.escape(name)}</span><i>{html.escape(note)}</i></div>'
             for value, name, note in cards
@@ -94,38 +94,38 @@ class Page:
         self._parts.append(f'<div class="cards">{inner}</div>')
 
     def section(self, title: str, note: str = "") -> None:
-        """A heading with a sentence on how to read what follows."""
+        """Adds a heading, and a note on how to read what follows."""
         self._heading = title
         self._parts.append(f"<h2>{html.escape(title)}</h2>")
         self.note(note)
 
     def part(self, title: str, note: str) -> None:
-        """A larger heading, above several sections."""
+        """Adds a larger heading, above several sections, and a note."""
         self._parts.append(f'<h2 class="part">{html.escape(title)}</h2>')
         self.note(note)
 
     def note(self, text: str) -> None:
-        """A sentence in small type; nothing for an empty one."""
+        """Adds a sentence in small type; nothing if `text` is empty."""
         if text:
             self._parts.append(f'<p class="note">{html.escape(text)}</p>')
 
     def link(self, before: str, file: str, after: str = "") -> None:
-        """A sentence with a link to a file of the page's own folder."""
+        """Adds a sentence with a link to a file in the page's folder."""
         name = html.escape(file, quote=True)
         self._parts.append(f'<p class="note">{html.escape(before)} <a href="{name}">{name}</a> {html.escape(after)}</p>')
 
     def warnings(self, texts: Sequence[str]) -> None:
-        """What a reader must know before believing the figures."""
+        """Adds warnings: what a reader must know before using the figures."""
         self._parts += [f'<div class="warn">{html.escape(text)}</div>' for text in texts]
 
     def room(self, fits: bool, plan: str = "This plan") -> None:
-        """A warning where a plan does not fit."""
+        """Adds a warning if a plan does not fit."""
         if not fits:
             self.warnings([f"{plan} does not fit into the memory of one device; the figures are what it would take if it did."])
 
     def figure(self, figure: go.Figure) -> None:
-        """A figure at full width; its height is the layout's. `no_narrower` ones keep their least width and scroll sideways. Its section's heading
-        is its name for whoever cannot see it."""
+        """Adds a figure at full width, with the layout's height. If `no_narrower` has set a least width, it scrolls sideways below that.
+        The section's heading is its label for screen readers."""
         styled(figure)
         self._figures += 1
         height, least = int(figure.layout.height or 450), (figure.layout.meta or {}).get(_NARROWEST, 0)
@@ -136,7 +136,8 @@ class Page:
         )
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], empty: str = "Nothing.") -> None:
-        """Text cells; figures are right, words left. Short cells (figures with their unit) are never broken. Without rows, `empty` says why."""
+        """Adds a table of text cells: columns of figures are aligned right, of words left. Short cells (figures with units) are not broken.
+        Without rows, adds the note `empty` instead."""
         if not rows:
             self.note(empty)
             return
@@ -146,13 +147,13 @@ class Page:
         self._parts.append(f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>')
 
     def words(self, rows: Sequence[tuple[str, str]]) -> None:
-        """What the page's figures mean: names and sentences."""
+        """Adds the section that explains the page's figures: rows of (name, meaning)."""
         self.section("What the figures mean")
         body = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(meaning)}</td></tr>" for name, meaning in rows)
         self._parts.append(f'<table class="words"><tbody>{body}</tbody></table>')
 
     def text(self, footer: str) -> str:
-        """The whole file."""
+        """The text of the whole file."""
         return _PAGE.substitute(
             title=html.escape(self._title),
             lead=html.escape(self._lead),

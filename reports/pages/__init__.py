@@ -1,1 +1,1 @@
-"""One file a page: what it says, and in which order."""
+"""One file for each page: its content, in order."""

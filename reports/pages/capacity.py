@@ -14,8 +14,8 @@ from topologies.units import show_energy
 def capacity_page(title: str, found: Capacity, strong: Sequence[Capacity] = (), weak: Sequence[Capacity] = (), unit: str = "") -> str:
     """The file's text.
 
-    `found`: the run that was asked for. `strong` and `weak`: `sim.planning.capacity.scaling.scaling` of it, with the same and with a
-    growing global batch. `unit`: of the prices ("USD").
+    `found`: the run that was asked for. `strong` and `weak`: results of `sim.planning.capacity.scaling.scaling` for it, with the same and
+    with a growing global batch; () leaves them out. `unit`: of the prices ("USD").
     """
     changed = f", with {' '.join(found.overrides)}" if found.overrides else ""
     page = Page(
@@ -63,7 +63,7 @@ def _table(page: Page, runs: Sequence[Capacity], unit: str) -> None:
 
 
 def _paid(found: Capacity) -> str:
-    """Where more hours are paid for than the plan's GPUs work."""
+    """A note if more hours are paid for than the plan's GPUs work; else ""."""
     return f"; {count(found.paid_gpu_hours)} are paid for" if found.paid_gpu_hours > found.gpu_hours else ""
 
 

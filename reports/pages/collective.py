@@ -1,4 +1,4 @@
-"""The collective page: bandwidth over size as nccl-tests prints it, predicted, with the algorithm that was chosen."""
+"""The page of a collective: predicted bandwidth over size, as nccl-tests prints it, with the chosen algorithm."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def collective_page(found: Mapping[str, Any]) -> str:
 
 
 def _rate(value: float) -> str:
-    """GB/s; smaller units where two decimals would say nothing."""
+    """A rate in GB/s with two decimals; MB/s below 1 GB/s."""
     return f"{value:,.2f} GB/s" if value >= 1 else f"{value * 1e3:,.2f} MB/s"
 
 

@@ -1,4 +1,4 @@
-"""The comparison page: predicted beside played and stock."""
+"""The page of a comparison: predicted beside played and stock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RUNS = {"played": "played op by op", "stock": "trained by PyTorch itself", "imp
 
 
 def _told(found: Mapping[str, Comparison]) -> str:
-    """What stands beside the prediction."""
+    """A phrase for what the prediction is compared with."""
     return " and ".join(["the same plan predicted", *(_RUNS.get(name, name) for name in found)])
 
 
@@ -35,12 +35,13 @@ def comparison_page(
     notes: Sequence[str],
     scene: Scene,
 ) -> str:
-    """Predicted against played (op by op) and stock (class by class). `traces`: the predicted one first; stock is not drawn, its ops have no ids."""
+    """The text of the page: predicted against played (op by op) and stock (class by class). `traces`: the predicted one first; that of
+    stock is not drawn, as its ops have no ids."""
     page = Page(
         title,
         f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}: {_told(found)}.",
     )
-    foreign = [note for note in notes if note.startswith(OTHER_WORK)]  # before figures that mean nothing
+    foreign = [note for note in notes if note.startswith(OTHER_WORK)]  # shown before the figures, which then have no meaning
     page.warnings(foreign)
     page.cards(_cards(summary, found))
     page.warnings([*notes_of(summary), *(note for note in notes if note not in foreign)])
@@ -67,13 +68,13 @@ def comparison_page(
 
 
 def _drawn(traces: Sequence[Trace], found: Mapping[str, Comparison]) -> list[Trace]:
-    """Those with ops, each measured one with its step nearest the median, of which the cards tell."""
+    """The traces to draw, those with ops. In measured ones the reported step is the one nearest the median, which the cards show."""
     shown = [trace for trace in traces if trace.origin != "stock"]
     return [_nearest(trace, found[trace.origin].measured_step.median) if trace.origin in found else trace for trace in shown]
 
 
 def _waterfall(page: Page, name: str, one: Comparison, traces: Sequence[Trace]) -> None:
-    """Classes that sum to the step where the measured trace is there; else the ops' own time."""
+    """Adds the waterfall: with classes that sum to the step if there is a measured trace, else with times of ops by class."""
     ours, theirs = traces[0], next((trace for trace in traces if trace.origin == name), None)
     how = "What each class takes more (up) or less (down) than predicted; 'rest' is "
     if theirs is None:
@@ -86,7 +87,8 @@ def _waterfall(page: Page, name: str, one: Comparison, traces: Sequence[Trace]) 
 
 
 def _nearest(trace: Trace, median: float) -> Trace:
-    """The trace with its step nearest `median` seconds as the reported one; its first step begins with the recording and never counts."""
+    """The trace, with the step nearest to `median` seconds as the reported one. The first step, which begins with the recording, does not
+    count."""
     times = step_times(trace)
     if len(times) < 2:
         return trace
@@ -95,7 +97,7 @@ def _nearest(trace: Trace, median: float) -> Trace:
 
 
 def _cards(summary: Mapping[str, Any], found: Mapping[str, Comparison]) -> list[Card]:
-    """Step time, rate and MFU of each run beside what was predicted of them, then what the prediction alone tells."""
+    """Cards: step time, rate and MFU of each run beside the predicted ones, then figures that only the prediction has."""
     step, rated, mfu, *others = [
         (value, name if name.endswith("predicted") else f"{name}, predicted", note) for value, name, note in headline(summary)
     ]
@@ -117,18 +119,19 @@ def _cards(summary: Mapping[str, Any], found: Mapping[str, Comparison]) -> list[
 
 
 def _numbers(traces: Sequence[Trace], times: Mapping[str, Sequence[float]]) -> dict[str, list[int]]:
-    """What the measured steps of an imported trace are called there; its first may not count. Runs of our own have more steps than their traces."""
+    """Origin -> numbers of the measured steps in an imported trace, whose first step may not count. Our own runs are left out: they have
+    more steps than their traces."""
     found = {trace.origin: step_numbers(trace)[-len(times[trace.origin]) :] for trace in traces if _numbered(trace, times)}
     return {name: numbers for name, numbers in found.items() if len(numbers) == len(times[name])}
 
 
 def _numbered(trace: Trace, times: Mapping[str, Sequence[float]]) -> bool:
-    """Of ranks that do not wait for each other there is a mean step alone."""
+    """True for imported traces with measured steps; not if ranks do not wait for each other, as then there is only a mean step."""
     return trace.origin == "imported" and bool(times.get(trace.origin)) and not served(trace)
 
 
 def _worst(found: Mapping[str, Comparison]) -> int | None:
-    """The rank whose ops are furthest off in sum."""
+    """The rank with the largest sum of absolute errors of its ops; None if no ops were compared."""
     off: dict[int, float] = {}
     for one in found.values():
         for pair in one.pairs:

@@ -1,6 +1,6 @@
 """The page of `steptwin here --gpu`: what was predicted, played and trained on a GPU, plan by plan and class by class.
 
-Made from the mapping in `summary.json`, so it can be drawn again from a committed file.
+It is made from the mapping in `summary.json`, so it can be drawn again from a committed file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from reports.words import gib, seconds
 from sim.files.runs import write_atomic
 
 TARGETS = {"uncalibrated": 0.08, "calibrated": 0.04, "ops_within": 0.9}
-"""What the project sets out to reach: mean error of the step, and the share of the time in ops within 10 %."""
+"""The project's targets: mean error of the step, and the share of the time in ops within 10 %."""
 _FILES = (("predicted", "predicted.json.gz"), ("played", "played.json.gz"), ("stock", "stock.json.gz"))
 
 
 def gpu_page(found: Mapping[str, Any], linked: bool = True) -> str:
-    """The file's text. `found`: the mapping of `summary.json` (`executor.validation.gpu_twin`); `linked`: the traces lie beside it."""
+    """The file's text. `found`: the mapping of `summary.json` (`executor.validation.gpu_twin`); `linked`: the traces are beside the
+    page."""
     device, total = found["device"], found["summary"]
     name = device.get("name", "GPU")
     page = Page(

@@ -61,7 +61,7 @@ MEANINGS = (
     ("lane", "where ops queue in order: a CUDA stream (compute, comm.GROUP, copy) or a CPU thread (host, loader, pinner)"),
     ("mb0, s2, r3", "in the name of an op: its micro-batch, step and rank"),
 )
-"""Figures of a prediction, in words."""
+"""(name, meaning) of the figures of a prediction."""
 
 
 def headline(summary: Mapping[str, Any]) -> list[Card]:
@@ -90,7 +90,8 @@ def headline(summary: Mapping[str, Any]) -> list[Card]:
 
 
 def per_device(summary: Mapping[str, Any]) -> tuple[str, float, float]:
-    """`tokens / s / GPU` (of pictures `images`, of CPU hosts `rank`), how many, and how many all devices do together."""
+    """(unit, rate of one device, rate of all devices). The unit is `tokens / s / GPU`; with `images` for pictures, and `rank` for CPU
+    hosts."""
     what = "tokens" if "tokens_per_s" in summary else "samples"
     return f"{summary['unit']} / s / {_device(summary)}", summary[f"{what}_per_s_per_gpu"], summary[f"{what}_per_s"]
 
@@ -108,7 +109,7 @@ def _interval(summary: Mapping[str, Any]) -> str:
 
 
 def notes_of(summary: Mapping[str, Any]) -> list[str]:
-    """Warnings, what does not fit, and why a prediction reaches beyond its data."""
+    """Sentences: warnings, the clock, why a prediction goes beyond its data, and what does not fit."""
     found = list(summary["warnings"])
     if "clock" in summary:
         found.append(f"Clock: {clock_words(summary['clock'])}")
@@ -127,7 +128,8 @@ def _remedies(missing: Mapping[str, Any]) -> str:
 
 
 def prediction_page(title: str, summary: Mapping[str, Any], trace: Trace, scene: Scene) -> str:
-    """The prediction alone: headline, timeline, breakdown, memory, links, machine, sources. `summary`: `Prediction.to_dict()`."""
+    """The text of a prediction's page: headline, timeline, breakdown, memory, links, machine, sources. `summary`:
+    `Prediction.to_dict()`."""
     page = Page(title, f"{summary['model']['name']} on {summary['topology']}, {ranks(summary['gpus'])}. Predicted; nothing was run.")
     page.cards(headline(summary))
     page.warnings(notes_of(summary))
@@ -137,8 +139,8 @@ def prediction_page(title: str, summary: Mapping[str, Any], trace: Trace, scene:
 
 
 def timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Sequence[str], summary: Mapping[str, Any]) -> None:
-    """The traces on one axis, with links to `files` that hold them whole. `worst`: the rank that a comparison finds furthest off; `summary`: of the
-    first trace."""
+    """Adds the timeline of the traces on one axis, with links to `files`, the full traces. `worst`: the rank with the largest error in a
+    comparison; None without one; `summary`: of the first trace's prediction."""
     if not any(trace.spans for trace in traces):
         page.warnings(["The trace holds no op: there is no timeline to draw."])
         return
@@ -157,7 +159,7 @@ def timelines(page: Page, traces: Sequence[Trace], worst: int | None, files: Seq
 
 
 def _mean(summary: Mapping[str, Any], trace: Trace) -> str:
-    """Where the step that is drawn is not as long as the one that is told: that has output in it, or is the mean of steps that differ."""
+    """A sentence if the drawn step differs from the stated step time, which includes output or is the mean of different steps; else ""."""
     (begin, end), step, output = step_shown(trace), summary["step_time_s"], summary["breakdown"]["output_s"]
     if abs(step - (end - begin)) <= 0.01 * step:
         return ""
@@ -166,7 +168,7 @@ def _mean(summary: Mapping[str, Any], trace: Trace) -> str:
 
 
 def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene: Scene) -> None:
-    """What there is to say of the predicted step beside its timeline."""
+    """Adds the sections of a predicted step that follow its timeline."""
     step = summary["step_time_s"] or 1.0
     page.section("Where the step goes", "Each instant of the step belongs to one class; the classes sum to the step.")
     page.figure(breakdown_bar(summary["breakdown"]))
@@ -195,12 +197,12 @@ def prediction_body(page: Page, summary: Mapping[str, Any], trace: Trace, scene:
 
 
 def _longer(adds: float | None) -> str:
-    """Simulated without the sync point where a key of the plan takes it away."""
+    """Seconds that the sync point adds, from a simulation without it; None: the plan has no key that removes it."""
     return "the plan cannot avoid it" if adds is None else seconds(adds)
 
 
 def _parts(summary: Mapping[str, Any]) -> str:
-    """What the memory is, largest first."""
+    """The parts of the memory as a sentence, largest first, and how the figures were found."""
     found = summary.get("memory") or {}
     sizes = {name: value for name, value in found.items() if name not in ("stage", "remedies") and isinstance(value, int) and value > 0}
     parts = ", ".join(f"{name} {gib(value)}" for name, value in sorted(sizes.items(), key=lambda pair: -pair[1])) + "." if sizes else ""
@@ -209,7 +211,7 @@ def _parts(summary: Mapping[str, Any]) -> str:
 
 
 def _links(page: Page, scene: Scene, step: float) -> None:
-    """`step`: seconds that are drawn; what comes between steps alone (output) is no part of them."""
+    """Adds link use and the machine. `step`: seconds of the drawn step, without output between steps."""
     if scene.uses:
         page.section(
             "Link use over time",

@@ -1,4 +1,5 @@
-"""Pages of what-if studies: an explanation, faults, jobs that share a cluster, the spread of a step. Their figures are `reports.figures.planning`'s."""
+"""Pages of what-if studies: an explanation, faults, jobs that share a cluster, the spread of a step. Their figures are in
+`reports.figures.planning`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from sim.planning.explain.explanation import Explanation
 from sim.planning.montecarlo import Spread
 
 _SAME = 1e-6
-"""Draws no further apart than this are one time, and no histogram."""
+"""If all draws differ by no more than this share, they count as one time, and there is no histogram."""
 _FOOTER = "Made by StepTwin. Times are of one optimizer step."
 
 

@@ -1,4 +1,4 @@
-"""The sweep page: which plans are worth having, what made them so, and the best beside the runner-up."""
+"""The page of a sweep: the plans that no other beats, which settings made them so, and the best plan beside the runner-up."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _OUTCOMES = {
 
 
 def outcomes(counts: Mapping[str, int]) -> str:
-    """`166 simulated, 102 do not fit into memory`; what did not occur is left out."""
+    """The counts in words: `166 simulated, 102 do not fit into memory`; outcomes that did not occur are left out."""
     return ", ".join(f"{counts[name]:,} {words}" for name, words in _OUTCOMES.items() if counts.get(name))
 
 
@@ -110,14 +110,14 @@ def _cards(ranked: Sequence[Row], front: Sequence[Row]) -> list[Card]:
 
 
 def _machines(best: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of the table of machines."""
+    """(head, rows) of the table of machines."""
     figures = _FIGURES if any(row.cost for row in best) else _FIGURES[:-1]
     head = ("machine", "plan", *(f"{name} {unit_of(best)}" if name.startswith("cost") else name for name, _ in figures))
     return head, [(row.machine, split_of(row), *(show(row) for _, show in figures)) for row in best]
 
 
 def _beside(ranked: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """What differs between the first two, then their figures."""
+    """Rows (name, best, runner-up): settings in which the two plans differ, then their figures. With one plan, all its settings."""
     pair = [*ranked[:2], None][:2]
     sides = [settings_of(row.key) if row else {} for row in pair]
     keys = list(dict.fromkeys(key for side in sides for key in side))
@@ -159,7 +159,7 @@ def _memory(row: Row) -> str:
 
 
 def _rejected(page: Page, found: Sweep) -> None:
-    """Why the others are out: the closest that did not fit, and each reason once, with how many plans it holds for."""
+    """Adds why other plans are out: those that came closest to fitting, and each other reason once, with its number of plans."""
     out = [row for row in found.rows if row.outcome != "done"]
     if not out:
         return

@@ -45,7 +45,7 @@ _COUNTED = (
 
 
 def topology_page(topology: Topology) -> str:
-    """One glance at a machine or cluster: the first node large with its network, devices, links, and how rank 0 reaches others."""
+    """The text of a machine's or cluster's page: the first node with its network, its links, and how rank 0 reaches other ranks."""
     found = summary(topology)
     device = f"{found['device']}, {found['memory']} at {found['memory bandwidth']}"
     page = Page(machine_words(topology), f"{ranks(topology.gpus)} on {topology.nodes} node{'s' if topology.nodes > 1 else ''}; {device}.")
@@ -74,7 +74,7 @@ def _cards(topology: Topology, found: Mapping[str, Any]) -> list[Card]:
         (f"{topology.ranks_per_node} x {found['device']}", "ranks of a node", memory),
         (f"{found['sockets']} x {topology.host(0).name}", "host", f"{found['cores']} cores"),
     ]
-    if topology.kind == "cpu":  # ranks are processes, and memory is the sockets'
+    if topology.kind == "cpu":  # ranks are processes, and memory belongs to the sockets
         cards = [
             (str(topology.ranks_per_node), "ranks of a node", "processes that share its cores and memory"),
             (f"{found['sockets']} x {topology.host(0).name}", "host", f"{found['cores']} cores; {memory}"),

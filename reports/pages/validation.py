@@ -1,6 +1,6 @@
-"""The page of `validate`: predictions against published steps, with the baseline and the misses in sight.
+"""The page of `steptwin validate`: predictions against published steps, beside a baseline, and with the missed targets.
 
-Made from the mapping that `steptwin validate --json` prints, so it can be drawn again from a saved file.
+It is made from the mapping that `steptwin validate --json` prints, so it can be drawn again from a saved file.
 """
 
 from __future__ import annotations
