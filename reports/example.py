@@ -1,6 +1,6 @@
-"""Writes `example.ipynb`, executed: `python -m reports.example`. Plain JSON, no Jupyter needed.
+"""Writes the executed notebook `example.ipynb`: `python -m reports.example`. It is plain JSON; Jupyter is not needed.
 
-Cells are run one after the other in one namespace; what a cell prints and the value of its last line are kept as Jupyter would.
+Cells run one after the other in one namespace; what a cell prints and the value of its last line are stored as Jupyter does.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ CELLS: tuple[tuple[str, str], ...] = (
 
 
 def execute(source: str, names: dict[str, Any]) -> tuple[str, Any]:
-    """Runs one cell in `names`: (what it printed, the value of its last line or None)."""
+    """Runs one cell in the namespace `names`. Returns (what it printed, the value of its last line or None)."""
     tree, printed, value = ast.parse(source), io.StringIO(), None
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     with contextlib.redirect_stdout(printed):
@@ -70,7 +70,7 @@ def execute(source: str, names: dict[str, Any]) -> tuple[str, Any]:
 
 
 def shown_as(value: Any) -> dict[str, Any]:
-    """A value by MIME type, as Jupyter keeps it."""
+    """MIME type -> representation of a value, as Jupyter stores it."""
     if hasattr(value, "to_plotly_json"):
         return {"application/vnd.plotly.v1+json": json.loads(value.to_json()), "text/plain": ["a Plotly figure"]}
     if hasattr(value, "_repr_html_"):

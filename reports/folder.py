@@ -39,8 +39,8 @@ def write_prediction(
     topology: Topology | None = None,
     beside: Mapping[str, str] | None = None,
 ) -> Path:
-    """A prediction's folder; returns the report's path. `topology`: what it was predicted on, for link use and the machine. `beside`: see
-    `write_inputs`."""
+    """Writes a prediction's folder; returns the report's path. `topology`: the machine of the prediction, to show it and its link use;
+    None: they are left out. `beside`: see `write_inputs`."""
     forget_other_plan(folder, plan)
     write_inputs(folder, plan, program, beside)
     write_json(folder / "summary.json", dict(summary))
@@ -60,9 +60,9 @@ def write_comparison(
     beside: Mapping[str, str] | None = None,
     topology: Topology | None = None,
 ) -> Path:
-    """A twin's folder: all traces, the comparison and the report, whose path is returned. `result`: what is printed with `--json`, the prediction's
-    figures, the runs' and the notes; `beside` and `topology`: as of `write_prediction`."""
-    if all(trace.origin != "imported" for trace in traces):  # else one may lie in the folder itself, and was measured with pains
+    """Writes a twin's folder: all traces, the comparison and the report, whose path is returned. `result`: what `--json` prints: the
+    figures of the prediction and of the runs, and the notes; `beside` and `topology`: as in `write_prediction`."""
+    if all(trace.origin != "imported" for trace in traces):  # an imported trace may be in this folder, and must not be deleted
         forget_other_plan(folder, plan)
     write_inputs(folder, plan, program, beside)
     write_json(folder / "summary.json", dict(result))
@@ -74,7 +74,7 @@ def write_comparison(
 
 
 def _single(page: Callable[..., str]) -> Callable[..., Path]:
-    """A writer of one page as one file."""
+    """A function that writes a page as one file and returns its path."""
 
     return lambda path, *parts: write_atomic(path, page(*parts))
 
@@ -93,4 +93,5 @@ WRITERS: dict[str, Callable[..., Path]] = {
     "spread": _single(spread_page),
     "gpu": _single(gpu_page),
 }
-"""What the command line writes, by kind: each takes where to write (a folder for runs, else a file), then what to draw, and returns the page's path."""
+"""Kind of page -> its writer for the command line. A writer takes the path (a folder for runs, else a file) and then what to draw, and
+returns the page's path."""

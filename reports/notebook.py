@@ -1,8 +1,8 @@
-"""Results that show themselves: `_repr_html_` and `figure` for all that the functions of `steptwin` and of planning return.
+"""Displays results in notebooks: `_repr_html_` and `figure` for all that the functions of `steptwin` and of planning return.
 
-The types live below `reports` and know nothing of drawing, so the methods are attached from here: `attach()` gives them to
-all types (one line at the top of a notebook), `shown(value)` to the type of one result (what `steptwin`'s functions call).
-Neither imports plotly; a figure does, when it is asked for. The HTML has no script, so that it survives saved and mailed notebooks.
+The types are in layers below `reports` and cannot draw, so their methods are attached here: `attach()` adds them to
+all types (one line at the top of a notebook), `shown(value)` to the type of one result (`steptwin`'s functions call it).
+Neither imports plotly; only a call of `figure` does. The HTML has no script, so that it also works in saved and mailed notebooks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _TOP = 5
 
 
 def attach() -> None:
-    """Gives `_repr_html_` and `figure` to all types; calling it again changes nothing."""
+    """Adds `_repr_html_` and `figure` to all types; calling it again changes nothing."""
     for place in _SHOWN:
         module, _, name = place.rpartition(".")
         _give(getattr(import_module(module), name), place)
 
 
 def shown(value: T) -> T:
-    """`value` itself, whose type can now show itself; a type that nobody draws stays as it is."""
+    """`value` itself, after adding `_repr_html_` and `figure` to its type; a type that is not in `_SHOWN` is not changed."""
     kind = type(value)
     place = f"{kind.__module__}.{kind.__name__}"
     if place in _SHOWN:
@@ -76,7 +76,7 @@ def _table(title: str, rows: Sequence[Sequence[str]], head: Sequence[str] = ()) 
 
 
 def _bar(split: Mapping[str, float]) -> str:
-    """A breakdown as one bar of coloured boxes, with words for whoever sees no colours."""
+    """A breakdown as one bar of coloured boxes, with the shares in words below it."""
     total = sum(split.values()) or 1.0
     parts = [(WORDS.get(name, name), colour(name), value) for name, value in split.items() if value > 0]
     boxes = "".join(
@@ -88,7 +88,7 @@ def _bar(split: Mapping[str, float]) -> str:
 
 
 def prediction_html(found: Prediction) -> str:
-    """Headline, breakdown, and what must be known before believing them."""
+    """Headline figures, breakdown, and notes such as warnings."""
     from msgspec.structs import asdict
 
     from reports.pages.prediction import headline, notes_of
@@ -111,7 +111,7 @@ def comparison_html(found: Comparison) -> str:
 
 
 def sweep_html(found: Sweep) -> str:
-    """How many plans, and the best of them."""
+    """The number of plans by outcome, and the best plans."""
     from reports.pages.sweep import outcomes
     from sim.planning.sweeps.tables import unit_of
 
@@ -133,7 +133,7 @@ def sweep_html(found: Sweep) -> str:
 
 
 def topology_html(found: Topology) -> str:
-    """What a node is made of."""
+    """The parts and the links of a node."""
     from sim.files.machinefile import machine_words
     from topologies.summary import summary
 
@@ -145,7 +145,7 @@ def topology_html(found: Topology) -> str:
 
 
 def text_html(found: object) -> str:
-    """What the value prints, in columns as it stands there."""
+    """The text that `print` would show, with its columns kept."""
     return f"<pre>{html.escape(str(found))}</pre>"
 
 
@@ -176,7 +176,8 @@ def _memory(found: Prediction) -> go.Figure:
 
 
 def _drawn(module: str, function: str, pick: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], go.Figure]:
-    """`function` of `module` on what `pick` takes of a value, imported when it is needed."""
+    """Draws a value by `function` of the named module of `reports.figures`, with the arguments that `pick` takes from the value. Imported on first
+    use."""
 
     def draw(value: Any) -> go.Figure:
         return getattr(import_module(f"reports.figures.{module}"), function)(*pick(value))
@@ -242,4 +243,4 @@ _SHOWN: dict[str, tuple[Callable[[Any], str], dict[str, Callable[[Any], Any]]]] 
     "sim.planning.montecarlo.Spread": (text_html, {"draws": _drawn("planning", "spread", _itself)}),
     "topologies.graph.Topology": (topology_html, {"machine": _drawn("machine", "machine", _itself)}),
 }
-"""By type: its HTML, and its figures by name."""
+"""Type -> (its HTML, its figures by name; the first is the default)."""

@@ -1,4 +1,4 @@
-"""What a page shows beside the trace: the machine, link use, memory over time. Computed from the prediction's own inputs."""
+"""What a page shows besides the trace: the machine, link use, memory over time. Computed from the prediction's inputs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from topologies.graph import Topology
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """Where a plan ran, or would. Empty fields leave their section out."""
+    """Where a plan ran, or would run. A section of the page is left out if its field is empty."""
 
     topology: Topology | None = None
     uses: tuple[LinkUse, ...] = ()
     memory: Mapping[int, Line] = {}
-    """Bytes in use by simulated rank."""
+    """Simulated rank -> bytes in use over time."""
     rooms: Mapping[int, int] = {}
-    """Bytes that the device of each simulated rank has."""
+    """Simulated rank -> bytes of its device's memory."""
     trace_file: str = ""
     """Name of the full trace beside the page."""
 
 
 def scene(plan: Plan, program: Program | None, trace: Trace, topology: Topology | None, trace_file: str = "") -> Scene:
-    """The scene of a predicted trace. `topology`: as the plan was predicted on, what-ifs applied; without it only the trace is known.
+    """The scene of a predicted trace. `topology`: the machine of the prediction, with what-ifs applied; None: only the trace is known.
 
-    Link use is told for GPUs; on CPU hosts transfers share cores and memory buses, which the calibration's times contain. A trace without
-    memory has runs of ops as one span: what they hold and move is not known.
+    Link use is computed only for GPUs; on CPU hosts transfers share cores and memory buses, and the calibration's times contain that. In a
+    trace without memory, several ops are one span, and what they hold and move is not known.
     """
     lines: dict[int, Line] = {rank: tuple(line) for rank, line in trace.memory.items()}
     if topology is None:

@@ -1,4 +1,4 @@
-"""Results on a terminal: short tables by rich, plain when the output is no terminal."""
+"""Results on a terminal as short tables: by rich, or as plain text if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Listing:
         self.title, self.head, self.rows = title, tuple(_name(column) for column in columns), list[tuple[str, ...]]()
 
     def add_row(self, *cells: str) -> None:
-        """One more row, a cell for each column."""
+        """Adds a row, a cell for each column."""
         self.rows.append(cells)
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class Listing:
 
 
 class Pipe:
-    """Where nobody looks: plain text, at once. rich takes 50 ms to load."""
+    """Output that is not a terminal: plain text, without rich, which takes 50 ms to load."""
 
     def print(self, item: object) -> None:
         """Writes a table or a line."""
@@ -36,7 +36,7 @@ class Pipe:
 
 
 class Screen:
-    """A terminal: rich fits tables to its width."""
+    """A terminal: rich fits tables to its width; same interface as `Pipe`."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -71,7 +71,7 @@ def show(value: Mapping[str, Any], kind: str) -> None:
 
 
 def _ms(value: float) -> str:
-    """With three places; microseconds where milliseconds would lose digits."""
+    """Seconds as text with three decimals: microseconds below 1 ms, milliseconds below 1 s."""
     if 0 < abs(value) < 1e-3:
         return f"{value * 1e6:,.3f} us"
     return f"{value * 1e3:,.3f} ms" if value < 1 else f"{value:,.3f} s"
@@ -141,7 +141,7 @@ def _comparison(console: Screen | Pipe, value: Mapping[str, Any]) -> None:
 
 _SHARES = ("mfu", "cpu_busy", "gain", "error", "mape", "median_ape", "p90", "bias", "left_out", "target", "goodput", "coverage", "ten_percent",
            "path_ten_percent", "mean_error", "worst_ape", "roofline", "baseline", "in_interval", "left_out_target", "source_out", "share")  # fmt: skip
-"""Names of what is a share of one."""
+"""Names of values that are shares of 1, shown in %."""
 _SECONDS = (
     "predicted",
     "measured",
@@ -157,11 +157,11 @@ _SECONDS = (
     "without",
     "step_time",
 )
-"""Names of seconds that do not end in `_s`, where they are no whole numbers (those count)."""
+"""Names of values in seconds that do not end in `_s`. A whole number of such a name is a count."""
 
 
 def _cell(name: str, value: Any) -> str:
-    """A value in the unit that its name tells: seconds, bytes, shares, joules."""
+    """A value as text, in the unit that follows from its name: seconds, bytes, shares, joules."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -184,23 +184,23 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _time(value: float) -> str:
-    """Milliseconds to three places for steps; hours and days for whole runs."""
+    """Seconds as text: as `_ms` for steps; minutes, hours and days for whole runs."""
     return _ms(value) if abs(value) < 1000 else seconds(value)
 
 
 _HEADS = {"infinitely_fast": "step if infinitely fast", "ten_percent": "step if 10 % faster", "path_ten_percent": "by the path"}
-"""What a name alone would not tell."""
+"""Headings of columns whose names alone would not be clear."""
 
 
 def _name(key: str) -> str:
-    """`gpu_hours` -> `gpu hours`; the unit stands beside the value."""
+    """The heading for a key: `gpu_hours` -> `gpu hours`. The unit is left out, as it is beside the value."""
     if key in _HEADS or key in WORDS:
         return _HEADS.get(key) or WORDS[key]
     return (key if key.endswith("_per_s") else key.removesuffix("_s").removesuffix("_j")).replace("_", " ")
 
 
 def _plain(console: Screen | Pipe, value: Mapping[str, Any], kind: str) -> None:
-    """Rows as a table, everything else as a line each; what is not known is left out."""
+    """Prints rows as a table and every other entry as a line; unknown values (None, "") are left out."""
     rows = value.get("rows")
     if isinstance(rows, (list, tuple)) and rows and isinstance(rows[0], dict):
         table = Listing(kind, *rows[0])
@@ -210,7 +210,7 @@ def _plain(console: Screen | Pipe, value: Mapping[str, Any], kind: str) -> None:
         value = {key: item for key, item in value.items() if key != "rows"}
     for key, item in value.items():
         if isinstance(item, dict):
-            unit = "" if key == "counts" else None  # what is counted may be called like a quantity: plans over memory
+            unit = "" if key == "counts" else None  # a count may have the name of a quantity: plans over memory
             words = (f"{_name(str(name))} {_cell(str(name) if unit is None else unit, inner)}" for name, inner in item.items())
             console.print(f"{_name(key)}: " + ", ".join(words))
         elif isinstance(item, (list, tuple)) and not (item and isinstance(item[0], dict)):

@@ -1,4 +1,4 @@
-"""What the project sets out to reach against published steps, and which of it was missed."""
+"""The project's targets for errors against published steps, and which of them were missed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from sim.accuracy.tables import FEWEST, GROUPS, RANK, STEPS
 
 TARGETS = {"mape": STEPS, "median_ape": 0.08, "bias": 0.04, "coverage": 0.97, "group": GROUPS, "rank": RANK}
-"""What the project sets out to reach (errors as fractions); groups count from `FEWEST` rows on."""
+"""The targets (errors as fractions); groups count if they have at least `FEWEST` rows."""
 INSIDE = (0.75, 0.85)
-"""Share of the measurements that the 80 % interval should hold."""
+"""Least and largest share of the measurements that should be in the 80 % interval."""
 
 
 def missed(summary: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them: the same wording on every page and in every figure."""
+"""Numbers and names as text for people, the same on every page and in every figure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def seconds(value: float) -> str:
 
 
 def setting(key: str) -> str:
-    """A key in short: `parallel.tp` -> `tp`; one of the machine keeps the part that it is of, `link.net.rate` -> `net.rate`."""
+    """A short form of a key: `parallel.tp` -> `tp`; a key of the machine keeps its part, `link.net.rate` -> `net.rate`."""
     return key.removeprefix("link.") if is_edit(key) else key.rpartition(".")[2]
 
 
@@ -35,39 +35,39 @@ class Clock(NamedTuple):
     """The unit of an axis of time."""
 
     scale: float
-    """How many are a second."""
+    """Units in a second."""
     unit: str
     title: str
 
 
 def clock(most: float) -> Clock:
-    """For an axis that ends at `most` seconds: milliseconds, seconds from ten on."""
+    """The unit of an axis that ends at `most` seconds: milliseconds, or seconds from ten seconds on."""
     return Clock(1.0, "s", "seconds") if most >= 10 else Clock(1e3, "ms", "milliseconds")
 
 
 def count(value: float) -> str:
-    """`12345678` -> `"12.3 M"`: three digits, for axes and cards."""
+    """`12345678` -> `"12.3 M"`: three digits with a unit prefix, for axes and cards."""
     few = f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
     return _scaled(value, (("T", 1e12), ("G", 1e9), ("M", 1e6))) or few
 
 
 def rate(value: float) -> str:
-    """Tokens, images or samples a second: whole from a hundred on, else three digits."""
+    """Tokens, images or samples per second: whole numbers from 100 on, else three digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def gib(value: float) -> str:
-    """Bytes for people: `"30.36 GiB"`, smaller units below a tenth of one."""
+    """Bytes as text: `"30.36 GiB"`, in smaller units below 0.1 GiB."""
     return f"{value / 2**30:,.2f} GiB" if value >= 0.1 * 2**30 else show_size(value)
 
 
 def volume(value: float) -> str:
-    """Bytes that links move, decimal as their rates are: `"54.4 GB"`."""
+    """Bytes that links move, in decimal units like the links' rates: `"54.4 GB"`."""
     return _scaled(value, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))) or f"{value:.0f} B"
 
 
 def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
-    """Three digits in the largest unit of which it rounds to one at least, and thousands of the largest; "" for less than that."""
+    """Three digits in the largest unit in which the value rounds to at least 1 (more digits in the largest of all); "" if there is none."""
     for name, scale in units:
         if abs(value) >= 0.9995 * scale:
             return f"{value / scale:,.0f} {name}" if abs(value) >= 100 * scale else f"{value / scale:.3g} {name}"
@@ -75,7 +75,7 @@ def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
 
 
 def safe(text: object) -> str:
-    """A name inside a figure. Plotly reads tags such as <b> and <a> in its texts; escaped, they are shown as they are."""
+    """A name, escaped for use inside a figure: Plotly interprets tags such as <b> and <a> in its texts."""
     return html.escape(str(text), quote=False)
 
 
@@ -90,10 +90,10 @@ def ranks(number: int) -> str:
 
 
 def natural(text: str) -> str:
-    """By which names sort as people count: `stream 7` before `stream 10`."""
+    """A sort key in which numbers count as numbers: `stream 7` comes before `stream 10`."""
     return re.sub(r"\d+", lambda found: found[0].zfill(20), text)
 
 
 def short(text: str, most: int) -> str:
-    """At most `most` letters; the middle goes, since ends of ids tell most."""
+    """At most `most` letters; the middle is left out, since the ends of ids are the most useful."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"
