@@ -1,4 +1,4 @@
-"""What a GPU table's predictions rest on: this machine probed once, and the collectives of as many ranks as a plan has."""
+"""Calibrations for a GPU table's predictions: this machine probed with one rank, and collectives with as many ranks as a plan has."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from topologies.errors import BadInput, RunFailed
 
 _PROBE_SECONDS = 300.0
 ONE = "calibration-1.toml"
-"""Name of the calibration of one rank."""
+"""File name of the calibration with one rank."""
 
 
 def probe(site: Site) -> None:
-    """Calibrates one rank; what an earlier `--quick` has left serves no whole run. Where it fails, `site.unprobed` says why: each row says so
-    too, and has no calibrated figure."""
-    with suppress(BadInput):  # none, or none that can be read
+    """Calibrates with one rank; a calibration of an earlier `--quick` is not used for a full run. If it fails, `site.unprobed` says why,
+    and so does each row, which then has no calibrated figure."""
+    with suppress(BadInput):  # there is none, or it cannot be read
         if load_calibration(site.folder / ONE).quick and not site.quick:
             (site.folder / ONE).unlink()
     try:
@@ -37,12 +37,12 @@ def probe(site: Site) -> None:
 
 
 def calibration_of(case: Case, site: Site) -> Path:
-    """The calibration that this plan's ranks predict from: kernels of one rank, with the collectives of as many as the plan has, on the GPUs that they
-    have.
+    """The calibration that this plan is predicted from: kernels of one rank, and collectives between as many ranks as the plan has, on the
+    same GPUs.
 
-    Raises `RunFailed` where the machine, or so many ranks, could not be probed.
+    Raises `RunFailed` if the machine, or so many ranks, could not be probed.
     """
-    # Ranks that share a GPU talk through gloo, as many as they are through NCCL.
+    # Ranks that share a GPU communicate through gloo, so their collectives differ from those of as many ranks through NCCL.
     path = site.folder / f"calibration-{case.plan.world}{'-shared' if case.where == 'shared' and site.device == 'cuda' else ''}.toml"
     if why := site.unprobed or site.unmet.get(path.name):
         raise RunFailed(why)

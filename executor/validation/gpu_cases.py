@@ -1,4 +1,5 @@
-"""The plans of `executor.validation.gpu_plans` as cases: where each runs, and the machine that stands for one GPU with several ranks on it."""
+"""The plans of `executor.validation.gpu_plans` as cases: where each runs, and the machine that stands for one GPU that several ranks
+share."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Where = Literal["one", "node", "shared"]
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One plan of the table."""
+    """One plan of the table. `where`: on one GPU, on all GPUs of the node, or with ranks that share one GPU."""
 
     name: str
     kind: str
@@ -34,7 +35,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cases(gpus: int, small: bool = False) -> dict[str, Case]:
-    """All plans by name; `small`: tiny ones of the same kinds."""
+    """Name -> case of all plans, the first ones of each group first. `small`: tiny plans of the same kinds."""
     groups: tuple[tuple[Where, dict[str, tuple[str, gpu_plans.Tree]]], ...] = (
         ("one", gpu_plans.single()),
         ("shared", gpu_plans.shared()),
@@ -46,7 +47,7 @@ def cases(gpus: int, small: bool = False) -> dict[str, Case]:
         for where, plans in groups
         for name, (kind, tree) in plans.items()
     ]
-    # The first of each group, then the rest: what the minutes do not suffice for is more of the same kinds.
+    # The first plans of each group, then the rest: if time runs out, only more plans of the same kinds are missing.
     place = {id(case): (at >= _FIRST[where]) for where in _FIRST for at, case in enumerate(one for one in found if one.where == where)}
     return {case.name: case for case in sorted(found, key=lambda case: place[id(case)])}
 
@@ -55,10 +56,10 @@ _FIRST: dict[Where, int] = {"one": 11, "shared": 1, "node": 4}
 
 
 def this_machine(device: str, folder: Path) -> Topology:
-    """This computer with devices of that kind. Raises `Refused` where it has none, or torch does not see them.
+    """This computer with devices of kind `device`. Raises `Refused` if it has none, or if its GPU is a MIG slice.
 
-    Where the driver's tool is not there, or cannot tell who hangs on what (in some containers), the GPUs that NVML or torch counts on one socket:
-    assumed.
+    If nvidia-smi is missing or cannot tell how the GPUs are linked (in some containers), the GPUs that NVML or torch counts are assumed to
+    be on one socket.
     """
     facts = _facts() if device == "cuda" and not hidden() else {}
     named = device == "cuda" and "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -84,13 +85,14 @@ def this_machine(device: str, folder: Path) -> Topology:
 
 
 def _counted(facts: dict[str, Any], why: str, folder: Path) -> Topology:
-    """As many GPUs as are counted, on one socket."""
+    """A machine with as many GPUs as were counted, on one socket. `why`: noted as its source."""
     key = catalog_key(facts["name"], round(facts.get("memory_bytes", 0) / 2**20))
     return load_topology(_on_one_socket("this-machine", f"{facts['by']}; {why}"[:200], key, facts.get("count", 1), folder))
 
 
 def _facts() -> dict[str, Any]:
-    """What NVML says of the GPUs, or torch where that is not installed; {} where there are none. torch's name of a slice has its profile in it."""
+    """Facts about the GPUs from NVML, or from torch without NVML; {} if there are none. torch's name of a MIG slice contains its
+    profile."""
     if (facts := device_facts()).get("name"):
         return facts | {"by": "NVML"}
     return facts | {"by": "torch"} if (facts := _seen_by_torch()) else {}
@@ -100,7 +102,7 @@ _LOOK = "import torch; one = torch.cuda.get_device_properties(0); print(torch.cu
 
 
 def _seen_by_torch() -> dict[str, Any]:
-    """The same figures from a process of its own, since asking opens a context on the GPU; {} where torch sees none."""
+    """The same facts from torch in a separate process, since asking opens a CUDA context; {} if torch sees no GPU."""
     try:
         done = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, timeout=_PATIENCE, check=True)
         count, memory, name = done.stdout.strip().split(" ", 2)
@@ -110,12 +112,13 @@ def _seen_by_torch() -> dict[str, Any]:
 
 
 _PATIENCE = 120.0
-"""Seconds that importing torch and a look at its devices may take."""
+"""Most seconds to import torch and to ask for its devices."""
 
 
 def visible_gpus(machine: Topology) -> int:
-    """GPUs of the machine that torch computes on. Raises `Refused` where there are none: a torch without CUDA, none visible, or a driver older than
-    torch's CUDA, which still counts its GPUs (`torch.cuda.device_count` asks NVML): ranks would compute on the CPU."""
+    """Number of the machine's GPUs that torch can compute on. Raises `Refused` if there are none, as ranks would compute on the CPU: with a
+    torch without CUDA, without visible GPUs, or with a driver that is too old for torch's CUDA, which still counts its GPUs
+    (`torch.cuda.device_count` asks NVML)."""
     import torch
 
     count = torch.cuda.device_count()
@@ -138,14 +141,15 @@ def _on_one_socket(name: str, source: str, gpu: str, count: int, folder: Path) -
 
 
 def shared_machine(ranks: int, gpu: str, folder: Path) -> Path:
-    """A stand-in for one GPU that `ranks` ranks share: as many GPUs on one socket, without peer-to-peer, each at a share of the speed.
+    """A stand-in for one GPU that `ranks` ranks share: as many GPUs on one socket, which are meant to run without peer-to-peer and each at
+    a share of the speed (`slow`).
 
-    The driver gives processes of one GPU the whole of it in turn (time slices), so each computes at 1/ranks of its speed while all do;
-    gloo copies to host memory, sums there and copies back, which is what GPUs without peer-to-peer do too. Assumed; not yet measured.
+    The driver gives the whole GPU to its processes in turn (time slices), so while all compute, each has 1/ranks of the speed. gloo copies
+    to host memory, sums there and copies back, as GPUs without peer-to-peer do. Assumed; not yet measured.
     """
     return _on_one_socket(f"shared-{ranks}", f"one GPU in {ranks} shares: assumed", gpu, ranks, folder)
 
 
 def slow(ranks: int) -> tuple[str, ...]:
-    """The edits that leave each rank its share of the speed."""
+    """The edits of the machine that give each rank 1/ranks of the speed."""
     return tuple(f"slow=r{rank}:{1.0 / ranks:.6f}" for rank in range(ranks))

@@ -1,5 +1,5 @@
-"""A plan of the GPU table as it fits here: on its machine, with as many layers as the device's memory holds and as many batches made ahead as
-the loader workers' shared memory does, and what that changes."""
+"""Makes a plan of the GPU table fit this machine: reduces layers to the device's memory, and prefetched batches to the shared memory of
+loader workers; and says what was changed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from topologies.hardware import Gpu
 from topologies.units import show_size
 
 _SAFE = 0.85
-"""Share of the device's memory that a plan may be predicted to need: predictions of memory are some percent off."""
+"""Largest share of the device's memory that a plan may need as predicted: predictions of memory are some percent off."""
 
 
 def fitting(case: Case, site: Site) -> tuple[Setting, Plan]:
-    """The plan on its machine, with as many batches made ahead as shared memory and as many layers as the device's memory holds. Raises `BadInput`
-    where not even one fits."""
+    """The plan and its setting on the machine, with as many prefetched batches as shared memory holds, and as many layers as the device's
+    memory holds. Raises `BadInput` if it does not fit even with the fewest layers."""
     plan = case.plan
     if plan.data.workers and (free := shared_room()) is not None:
         plan = handed(plan, _bound(plan, case, site).network.sample_bytes, free)
@@ -46,15 +46,16 @@ def fitting(case: Case, site: Site) -> tuple[Setting, Plan]:
 
 
 _ROOMY = 0.9
-"""Share of the free shared memory that batches may fill: each is a file of whole pages, and so is its labels' tensor."""
+"""Share of the free shared memory that batches may fill: each batch, and each tensor of labels, is a file of whole pages."""
 _LOADERS = 4
-"""With fewer of them a step on a fast GPU might wait for its pictures."""
+"""Least number of loader workers: with fewer, a step on a fast GPU might wait for its pictures."""
 
 
 def handed(plan: Plan, sample: int, room: int) -> Plan:
-    """The plan with loader workers whose batches, of `sample` bytes a sample, fit into `room` bytes: one ready of each worker, then fewer workers,
-    then smaller batches. Containers have 64 MiB of shared memory unless they are told otherwise: less than two batches of 64 pictures."""
-    while plan.batch.micro * sample * (plan.data.workers * plan.data.prefetch + 1) * plan.world > room * _ROOMY:  # one more is being used
+    """The plan, changed so that the batches of its loader workers, of `sample` bytes per sample, fit into `room` bytes: first one
+    prefetched batch for each worker, then fewer workers, then smaller batches. Containers have 64 MiB of shared memory by default, less
+    than two batches of 64 pictures."""
+    while plan.batch.micro * sample * (plan.data.workers * plan.data.prefetch + 1) * plan.world > room * _ROOMY:  # one more batch is in use
         data, batch = plan.data, plan.batch
         if data.prefetch > 1:
             plan = replace(plan, data=replace(data, prefetch=1))
@@ -76,19 +77,20 @@ def _bound(plan: Plan, case: Case, site: Site) -> Setting:
 
 
 _CUDNN = 91500
-"""torch takes cuDNN's attention first where that is newer (check_prefer_cudnn_attention, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
-of 2.10 to 2.14): the wheels of 2.11 bring such a one, some for CUDA 12 an older."""
+"""torch prefers cuDNN's attention if cuDNN is newer than this version (check_prefer_cudnn_attention,
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of 2.10 to 2.14): the wheels of 2.11 contain such a version, some for CUDA 12 an older
+one."""
 _PREFERS = ("sm90", "sm100")
-"""Architectures on which it does: compute capability 9.0 and 10.0."""
+"""Architectures on which torch prefers cuDNN: compute capability 9.0 and 10.0."""
 
 
 _NARROW = ("bf16", "fp16")
-"""What cuDNN attends in; fp32 goes to torch's memory-efficient kernels."""
+"""Dtypes of cuDNN's attention; fp32 runs in torch's memory-efficient kernels."""
 
 
 def _attending(setting: Setting) -> Setting:
-    """With the kernels of attention that this torch chooses. What is said of plain PyTorch are those that it had chosen before: an H100 takes half
-    as long again by them."""
+    """The setting, with the attention kernels that this machine's torch chooses. The description of plain PyTorch has the kernels of
+    earlier versions, which take half as long again on an H100."""
     device, habits = setting.topology.device(0), setting.framework
     if not isinstance(device, Gpu) or device.arch not in _PREFERS or habits.attention.kernels != "flash2" or _cudnn() <= _CUDNN:
         return setting
@@ -99,19 +101,19 @@ def _attending(setting: Setting) -> Setting:
 
 
 def _cudnn() -> int:
-    """Version of the cuDNN that torch has loaded, 91901 for 9.19.1; 0 without one, or where attention is not to be cuDNN's first."""
+    """Version of the cuDNN that torch has loaded, 91901 for 9.19.1; 0 without cuDNN, or if the environment tells torch not to prefer it."""
     import torch
 
     if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
         return 0
     try:
         return int(torch.backends.cudnn.version() or 0)  # type: ignore[no-untyped-call]
-    except RuntimeError:  # torch was built with another one
+    except RuntimeError:  # torch was built with another version
         return 0
 
 
 def notes(case: Case, setting: Setting) -> tuple[str, ...]:
-    """What one must know of a row to read its figures."""
+    """Sentences that are needed to read a row's figures: what was changed or assumed."""
     found, plan = [], setting.plan
     if plan.model_name != case.plan.model_name:
         found.append(f"{case.plan.model_name} does not fit here: run as {plan.model_name}")

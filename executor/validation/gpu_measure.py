@@ -1,4 +1,4 @@
-"""One plan of the GPU table predicted, played and trained: its row."""
+"""Makes the row of one plan of the GPU table: predicts, plays and trains it."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from topologies.errors import Refused
 
 T = TypeVar("T")
 _SECONDS_OF_STEPS = 4.0
-"""Steps are timed for about so long: short ones more often."""
+"""Seconds for which steps are timed, about: of short steps more are timed."""
 _PLAN_SECONDS = 150.0
-"""No plan may take longer than this in all."""
+"""The most seconds that one plan may take in all."""
 _FEWEST_SECONDS = 30.0
-"""With less than this left, no further plan is begun: two contexts on the GPU and preparing take half of it, torch is imported before."""
+"""With fewer seconds left, no further plan is begun: two CUDA contexts and preparation take half of that, although torch is imported
+before."""
 NOT_RUN = "not begun: the minutes were over. The next call goes on from here"
 
 
 def row_of(case: Case, site: Site) -> Row:
-    """The row that lies in the plan's folder, or a new one; never raises but for an interrupt."""
+    """The row that an earlier call has left in the plan's folder, or a new one. Raises only `Interrupted`."""
     folder = site.folder / case.name
     key = case_key(case, site)
     known = read_row(folder, key)
@@ -53,7 +54,7 @@ def row_of(case: Case, site: Site) -> Row:
     row = Row(plan=case.name, kind=case.kind, model=case.plan.model_name, ranks=case.plan.world, key=key, made_with=site.versions)
     left = site.end - time.monotonic()
     if (left < _FEWEST_SECONDS and site.device == "cuda") or left < 0:
-        if tried is not None:  # half of a row is more than none
+        if tried is not None:  # an incomplete row is better than none
             return tried
         row.failed["plan"] = NOT_RUN
         return row
@@ -67,7 +68,7 @@ def row_of(case: Case, site: Site) -> Row:
 
 
 def case_key(case: Case, site: Site) -> str:
-    """Names all that a row of this plan depends on here."""
+    """A key of all that a row of this plan depends on here."""
     return key_of(case.plan, *site.made_with)
 
 
@@ -76,7 +77,7 @@ def _ranks(case: Case, site: Site) -> AbstractContextManager[None]:
 
 
 def _guarded(row: Row, what: str, folder: Path, call: Callable[[], T]) -> T | None:
-    """What `call` gives; where it fails, None, and the row says why."""
+    """The result of `call`; None if it fails, and then the row says why. Raises only `Interrupted`."""
     try:
         return call()
     except Interrupted:
@@ -85,19 +86,19 @@ def _guarded(row: Row, what: str, folder: Path, call: Callable[[], T]) -> T | No
         (row.refused if what in ("played", "stock") else row.failed)[what] = str(error)
     except Exception as error:  # one plan's fault, whatever it is, must not end the others
         words = str(error) or type(error).__name__
-        row.failed[what] = words.replace(str(folder), folder.name)  # the row is published, the folder's place is not
+        row.failed[what] = words.replace(str(folder), folder.name)  # rows are published without the folder's path
         write_atomic(folder / f"{what}.error.txt", traceback.format_exc())
     return None
 
 
 def _fill(row: Row, case: Case, site: Site, folder: Path) -> None:
-    """Predicts, plays and trains one plan; each on its own, so that one that fails leaves the others."""
+    """Predicts, plays and trains one plan. If one of these fails, the others still run."""
     setting, plan = fitting(case, site)
     row.model, row.notes = plan.model_name, notes(case, setting)
     from_catalog = predict_setting(setting, steps=STEPS, fold=False)
     row.uncalibrated, row.predicted_memory = from_catalog.step_time_s, from_catalog.memory.allocated
     path = _guarded(row, "calibration", folder, lambda: calibration_of(case, site))
-    best = from_catalog  # where the probe has failed; `row.failed` tells
+    best = from_catalog  # used if the probe has failed; `row.failed` says so
     if path is not None:
         best = predict_setting(setting, calibration=path, steps=STEPS, fold=False)
         row.calibrated, row.mark, row.measured_share = best.step_time_s, best.mark, best.sources.get("measured", 0.0)
@@ -118,7 +119,8 @@ def _fill(row: Row, case: Case, site: Site, folder: Path) -> None:
 
 
 def _played(row: Row, case: Case, setting: Setting, best: Prediction, path: Path | None, folder: Path, steps: int) -> PlayResult:
-    """Plays the program, with its output where that comes with every step."""
+    """Plays the program; with its output (checkpoints, logs) only if that comes in every step. Raises `Refused` for ranks that share a
+    GPU."""
     if case.where == "shared" and setting.topology.kind == "cuda":
         raise Refused("gloo's collectives of device tensors hold the host thread; the program's do not. Stock training is measured")
     assert best.program is not None and best.trace is not None
@@ -130,7 +132,8 @@ def _played(row: Row, case: Case, setting: Setting, best: Prediction, path: Path
 
 
 def _stock(row: Row, plan: Plan, best: Prediction, folder: Path, steps: int) -> Comparison | None:
-    """Trains the plan with PyTorch's own machinery; None where the profiler saw nothing of the device. Raises `Refused` where it has none for it."""
+    """Trains the plan with PyTorch's own machinery, and compares; None if the profiler saw nothing of the device. Raises `Refused` if
+    PyTorch cannot train it."""
     stock, times = trained(plan, folder, steps, plan.period)
     assert best.trace is not None
     write_trace(stock.trace, folder / "stock.json.gz")

@@ -1,8 +1,9 @@
-"""Plans for the table of `executor.validation.gpu_twin`: real models, slices of larger ones, and one plan for each thing that holds a GPU up.
+"""Plans for the table of `executor.validation.gpu_twin`: real models, slices of larger ones, and one plan for each thing that can delay a
+GPU.
 
-Those of `single` run on one GPU, of `node` on all GPUs of a node, of `shared` as two ranks that take turns on one GPU. What is named first is run
-first: where the minutes do not suffice, the end of the list waits for the next call. `shrunk` makes of each plan one of the same kind
-that a CPU trains in a second, so that the whole way can be walked where there is no GPU.
+Plans of `single` run on one GPU, of `node` on all GPUs of a node, of `shared` as ranks that take turns on one GPU. Plans run in the order
+of the lists: if time runs out, the rest waits for the next call. `shrunk` makes of each plan a tiny one of the same kind, which a CPU
+trains in a second, so that the whole table can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ Tree = dict[str, Any]
 
 
 PADDED = 50304
-"""Words of GPT-2 as nanoGPT and llm.c train it: 50,257 make rows that matrix units do not take, and the head several times as long. One plan of the
-table has them all the same."""
+"""Vocabulary of GPT-2 as nanoGPT and llm.c train it: with 50,257 words, rows do not suit matrix units, and the head takes several times as
+long. One plan of the table has that size nevertheless."""
 
 
 WHOLE: Tree = {"attention_dropout": 0.0}
-"""GPT-2's attention drops nothing, as nanoGPT and llm.c train it, and BERT nothing at all. Since 2.12 torch gives attention that drops a share which
-is no multiple of 1/16 to FlashAttention-2 in place of cuDNN (check_cudnn_dropout, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), about half as
-fast on Hopper; programs and probe know no dropout inside of attention."""
+"""GPT-2 has no dropout in attention, as nanoGPT and llm.c train it, and BERT no dropout at all. Since 2.12, if the rate of dropout in
+attention is not a multiple of 1/16, torch uses FlashAttention-2 instead of cuDNN (check_cudnn_dropout,
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), which is about half as fast on Hopper; programs and the probe have no dropout in
+attention."""
 
 
 def _model(preset: str, layers: int = 0) -> Tree | str:
@@ -52,10 +54,10 @@ THIN: Tree = {
 SMALL: Tree = THIN | {"name": "gpt-30m", "layers": 6, "hidden": 512, "heads": 8, "vocab": 16384}
 LADDER: Tree = {"family": "mlp", "name": "ladder", "widths": [128] * 65, "activation": "gelu"}
 INPUT: Tree = {"family": "mlp", "name": "wide-input", "widths": [24576, 4096, 4096, 4096, 4096, 1000], "loss": "cross_entropy"}
-"""A batch of 64 is 6 MB: about as long to copy from pageable memory as to compute with, a tenth of it from pinned memory. A loader process takes
-some milliseconds to make one (it touches new pages of shared memory), so that there are `LOADERS` of them: none of these plans is to wait
-for one. The one thread that pins their batches may be what steps wait for.
-One batch each is ready: twice as many would not fit into the 64 MiB of shared memory that containers have."""
+"""A batch of 64 is 6 MB: to copy it from pageable memory takes about as long as to compute with it, from pinned memory a tenth of that. A
+loader process needs some milliseconds to make one (it touches new pages of shared memory), so there are `LOADERS` processes: no plan should
+wait for them. Steps may wait for the single thread that pins their batches. Each process prefetches one batch: twice as many would not fit
+into the 64 MiB of shared memory that containers have."""
 LOADERS = 8
 
 
@@ -68,7 +70,7 @@ def _input(**data: Any) -> Tree:
 
 
 def single() -> dict[str, tuple[str, Tree]]:
-    """Name: (kind, plan) on one GPU."""
+    """Name -> (kind, plan) for one GPU."""
     small: Tree = {"model": SMALL, "seq_len": 512, "batch": {"micro": 8}}
     return {
         "gpt2-124m": ("GPT-2", _lm("gpt2-124m", 8, 1024)),
@@ -107,7 +109,7 @@ def single() -> dict[str, tuple[str, Tree]]:
 
 
 def node(gpus: int) -> dict[str, tuple[str, Tree]]:
-    """Name: (kind, plan) on all GPUs of a node. One GPU has none of these."""
+    """Name -> (kind, plan) for all GPUs of a node; {} for a single GPU."""
     if gpus < 2:
         return {}
     found: dict[str, tuple[str, Tree]] = {
@@ -130,7 +132,7 @@ def node(gpus: int) -> dict[str, tuple[str, Tree]]:
 
 
 def shared() -> dict[str, tuple[str, Tree]]:
-    """Name: (kind, plan) of ranks that take turns on one GPU and talk through gloo."""
+    """Name -> (kind, plan) for ranks that take turns on one GPU and communicate through gloo."""
     base = {"model": SMALL, "seq_len": 512}
     return {
         "two-on-one": ("gloo, 2 ranks on one GPU", base | {"batch": {"micro": 4}, "parallel": {"dp_replicate": 2}}),
@@ -152,7 +154,7 @@ _TINY: dict[str, Tree] = {
 
 
 def shrunk(tree: Tree) -> Tree:
-    """The same plan with a tiny model, in fp32: same split, same input path, same output."""
+    """The same plan with a tiny model in fp32: same parallelism, same input path, same output."""
     spec = msgspec.to_builtins(model_of(load_plan(tree)))
     if spec["family"] == "mlp":
         small = spec | {"widths": [min(width, 64) for width in spec["widths"][:4]] + [spec["widths"][-1] and min(spec["widths"][-1], 64)]}
@@ -167,7 +169,7 @@ def shrunk(tree: Tree) -> Tree:
 
 
 def fewer_layers(plan: Plan) -> Plan | None:
-    """The plan with half as many layers; None where there is nothing to halve."""
+    """The plan with half as many layers; None if it has no layers, or if too few for its pipeline stages would be left."""
     spec = msgspec.to_builtins(model_of(plan))
     least = plan.parallel.pp * plan.parallel.chunks
     if spec.get("layers", 0) // 2 < max(1, least):

@@ -1,4 +1,4 @@
-"""What `executor.validation.gpu_twin` finds of one plan, and of all of them: plain values that are kept on disk between calls."""
+"""Results of `executor.validation.gpu_twin` for one plan and for all plans: plain values that are kept on disk between calls."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sim.files.runs import write_atomic
 from sim.plan import Plan
 
 NEAR = 0.1
-"""Ops whose predicted seconds lie within this share of the played ones count as right."""
+"""An op counts as right if its predicted seconds differ from the played ones by at most this share."""
 _CLASSES = 8
 
 
 class OpClass(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds per step and rank in one class of op; None where that run has no such figure."""
+    """Seconds per step and rank in one class of op; None if a run has no such figure."""
 
     cls: str
     uncalibrated: float | None = None
@@ -33,44 +33,46 @@ class OpClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One plan. Seconds are of an optimizer step; None: there is no figure, `failed` says why."""
+    """The results of one plan. Seconds are of one optimizer step; None: there is no figure, and `failed` or `refused` says why."""
 
     plan: str
     kind: str
     model: str
     ranks: int
     key: str = ""
-    """Of what the row was made: plan, device, driver, torch, repetitions. A row of another key is made again."""
+    """A key of what the row depends on: plan, device, driver, torch, repetitions. A row with another key is made again."""
     made_with: dict[str, str] = {}
-    """Versions of driver and torch, and the program's commit, when it was made: rows of earlier calls stand beside those of later ones."""
+    """Versions of driver and torch, and the program's commit, when the row was made: rows of one table may be from different calls."""
     uncalibrated: float | None = None
     calibrated: float | None = None
     clock: float = 1.0
-    """Of the calibrated prediction, over the boost clock: what its draw leaves under the power limit."""
+    """The clock of the calibrated prediction over the boost clock, below 1 if the power limit lowers it."""
     mark: str = ""
     measured_share: float = 0.0
-    """Share of the calibrated prediction's time in ops that rests on the calibration."""
+    """Share of the calibrated prediction's time in ops whose costs come from the calibration."""
     played_predicted: float | None = None
-    """The calibrated prediction of what was played: without output where the player leaves it out."""
+    """The calibrated prediction of what was played, which is without output if the player leaves that out."""
     played: Measured | None = None
     stock: Measured | None = None
     ops_within: float | None = None
-    """Share of the time in ops for which calibrated and played differ by at most `NEAR`."""
+    """Share of the time in ops whose calibrated and played seconds differ by at most `NEAR`."""
     predicted_memory: int = 0
     stock_memory: int = 0
-    """Most bytes that tensors have on the fullest rank (torch.cuda.max_memory_allocated): what the allocator holds beside, and the context, are in neither."""
+    """Peak bytes of tensors on the fullest rank (torch.cuda.max_memory_allocated). Neither this nor `predicted_memory` includes the
+    allocator's free blocks and the CUDA context."""
     classes: tuple[OpClass, ...] = ()
     clocks: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    """Why a figure is missing, by what should have given it: plan, calibration, played, stock. Such a row is made again."""
+    """What failed (plan, calibration, played, stock) -> why, so that its figures are missing. Such a row is made again."""
     refused: dict[str, str] = {}
-    """What the player or stock training does not do with such a plan, and why: that stays so."""
+    """played or stock -> why it cannot run such a plan. Such a row is not made again."""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
-    """How long the row took."""
+    """Seconds that making the row took."""
 
     def error(self, of: str, against: str = "stock") -> float | None:
-        """Signed error of the prediction `of` ("uncalibrated", "calibrated") against a measured median; None where one is missing."""
+        """Signed error of the prediction `of` ("uncalibrated", "calibrated") against a measured median ("stock", "played"); None if one is
+        missing."""
         predicted = getattr(self, of)
         if predicted is not None and against == "played" and of == "calibrated":
             predicted = self.played_predicted
@@ -79,30 +81,30 @@ class Row(msgspec.Struct, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows say together: means of absolute errors (None without rows) and how many rows they are of."""
+    """The results of all rows together: means of absolute errors (None if no row has one) and numbers of plans."""
 
     plans: int
     measured: int
     """Plans with a stock or a played step."""
     uncalibrated: float | None
     calibrated: float | None
-    """Mean |error| of the step against stock training, where there is such, else against the played program."""
+    """Mean |error| of the step against stock training or, for plans without that, against the played program."""
     against_played: float | None
     """Mean |error| of the calibrated prediction against the played program."""
     ops_within: float | None
     classes: tuple[tuple[str, float, float], ...] = ()
     """(class of op, seconds of it in all played plans, signed error of the calibrated prediction)."""
     failed: dict[str, str] = {}
-    """Plan: what is missing and why."""
+    """Plan -> what is missing and why."""
 
 
 def key_of(plan: Plan, *made_with: object) -> str:
-    """Names all that a row depends on."""
+    """A hash of all that a row depends on."""
     return hashlib.sha256("\n".join([dump_plan(plan), *map(str, made_with)]).encode()).hexdigest()[:16]
 
 
 def read_row(folder: Path, key: str, whole: bool = True) -> Row | None:
-    """The row that an earlier call has left, where it is of the same making and `whole`; None: make it again."""
+    """The row that an earlier call has left, if it has the same key and (with `whole`) nothing in it failed; else None."""
     try:
         row = msgspec.json.decode((folder / "row.json").read_bytes(), type=Row)
     except (OSError, msgspec.DecodeError):
@@ -111,12 +113,12 @@ def read_row(folder: Path, key: str, whole: bool = True) -> Row | None:
 
 
 def write_row(folder: Path, row: Row) -> None:
-    """Keeps the row, whole or not at all."""
+    """Writes the row into the folder, whole or not at all."""
     write_atomic(folder / "row.json", msgspec.json.format(msgspec.json.encode(row), indent=1))
 
 
 def ops_within(found: Comparison) -> float | None:
-    """Share of the played time in ops for which the prediction is at most `NEAR` off; None where nothing took time."""
+    """Share of the played time in ops whose prediction is off by at most `NEAR`; None if no op took time."""
     pairs = [(pair.predicted, pair.measured) for pair in found.pairs if pair.kind != "host" and pair.measured > 0]
     total = sum(measured for _, measured in pairs)
     return sum(measured for predicted, measured in pairs if abs(predicted - measured) <= NEAR * measured) / total if total else None
@@ -138,7 +140,7 @@ def classes_of(uncalibrated: Comparison | None, calibrated: Comparison | None, s
 
 
 def summary(rows: Sequence[Row]) -> Summary:
-    """Errors over all rows that have the figures."""
+    """The summary over all rows that have the figures."""
     errors: dict[str, list[float]] = {"uncalibrated": [], "calibrated": []}
     for row in rows:
         against = "stock" if row.stock is not None else "played"
@@ -170,7 +172,7 @@ def _classes(rows: Sequence[Row]) -> tuple[tuple[str, float, float], ...]:
 
 
 def rates(found: Calibration) -> dict[str, float]:
-    """What the probe says of the machine in a few words: the best rate of each kind. FLOP/s, bytes/s, launches/s."""
+    """The probe's results in short: the best rate of each kind, in FLOP/s, bytes/s or launches/s."""
     best: dict[str, float] = {}
 
     def note(name: str, amount: float, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """`python -m executor.validation.gpu_run [PLAN ...]`: the table of GPU plans where only torch, msgspec and simpy are installed.
 
-The same as `steptwin here --gpu`, without the page: that is drawn where plotly is, with `python -m reports.pages.gpu SUMMARY.json`. Predict on
-a laptop, play on the GPU machine, report on the laptop.
+The same as `steptwin here --gpu`, without the page. The page can be drawn on another machine, where plotly is installed, with
+`python -m reports.pages.gpu SUMMARY.json`. Predict on a laptop, play on the GPU machine, report on the laptop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from topologies.errors import SteptwinError
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
-    """What was asked for on the command line."""
+    """The parsed arguments of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m executor.validation.gpu_run", description="Predicted, played and trained on this machine's GPUs."
     )
@@ -30,7 +30,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
 
 
 def main(words: list[str]) -> int:
-    """Runs the table; 0, 4 where no plan was measured, or the code of what was wrong with the input."""
+    """Runs the table. Returns the exit code: 0, 4 if no plan was measured, or that of an error such as bad input."""
     from executor.validation.gpu_twin import twin_gpu
 
     asked = arguments(words)
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
     try:
         _, total, folder = twin_gpu(
             asked.names or None, asked.out, minutes=asked.minutes, gpus=asked.gpus, device=asked.device, steps=asked.steps, quick=asked.quick, keep=keep,
-            say=lambda text: print(text, flush=True),  # rows at once: where output goes into a pipe, what ends this leaves nothing of it else
+            say=lambda text: print(text, flush=True),  # rows at once: in a pipe, buffered output would be lost if this process is killed
         )  # fmt: skip
     except SteptwinError as error:
         print(error, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Where and how all plans of one call of `executor.validation.gpu_twin` run."""
+"""Settings that are common to all plans of one call of `executor.validation.gpu_twin`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from topologies.load import Topology
 
 
 class Site(msgspec.Struct, kw_only=True):
-    """Where and how all plans of a call run."""
+    """Where and how all plans of one call run. `gpus`: GPUs that may be used; `steps`: most timed steps of a plan; `quick`: a short
+    probe."""
 
     folder: Path
     machine: Topology
@@ -21,16 +22,16 @@ class Site(msgspec.Struct, kw_only=True):
     quick: bool
     say: Say
     end: float
-    """Moment (time.monotonic) after which no plan is begun."""
+    """Time (time.monotonic) after which no plan is begun."""
     made_with: tuple[str, ...]
     versions: dict[str, str] = {}
-    """Of the driver, torch and this program (its commit): what each row that is made now says of itself."""
+    """Versions of the driver, torch and this program (its commit), which are written into each new row."""
     unprobed: str = ""
-    """Why there is no calibration."""
+    """Why there is no calibration; "" if there is one."""
     unmet: dict[str, str] = {}
-    """Calibrations, by the name of their file, whose collectives could not be probed, and why: it is not tried again for each of their plans."""
+    """Name of a calibration's file -> why its collectives could not be probed, so that this is not tried again for other plans."""
 
 
 def gpu_name(machine: Topology, device: str) -> str:
-    """The catalog's name of the GPU, as folders are called; `cpu` without one."""
+    """The catalog's name of the GPU, which is used for folders; `cpu` without a GPU."""
     return machine.device(0).name if device == "cuda" else "cpu"

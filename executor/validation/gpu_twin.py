@@ -1,13 +1,14 @@
-"""Predicted, played and trained on GPUs: the table that says how good the predictions are there.
+"""Plans predicted, played and trained on GPUs: a table that shows how good predictions are there.
 
     rows, summary = twin_gpu(None, Path("runs/gpu"), minutes=9)
 
-Every plan of `executor.validation.gpu_plans` is predicted from the catalog alone and from a calibration of this GPU, played op by op, and trained by
-PyTorch's own machinery: on one GPU, on all GPUs of the node, and by ranks that share one GPU. Each plan's row stays in its folder, so that
-a call takes up what an earlier one has left; a plan that dies, hangs or runs out of memory is reported, and the others go on.
+Every plan of `executor.validation.gpu_plans` is predicted from the catalog alone and from a calibration of this GPU, played op by op, and
+trained by PyTorch's own machinery: on one GPU, on all GPUs of the node, and by ranks that share one GPU. Each plan's row is kept in its
+folder, so that a call continues where an earlier one ended; a plan that dies, hangs or runs out of memory is reported, and the others go
+on.
 
-With `device="cpu"` tiny plans of the same kinds go the same way on a machine without GPUs: so this is tested. What one H200 gave lies in
-`reports/measured/h200-sxm`.
+With `device="cpu"` tiny plans of the same kinds run in the same way on a machine without GPUs, which is how tests use it. Results of one
+H200 are in `reports/measured/h200-sxm`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from topologies.thismachine import cores
 
 MOST_STEPS = 30
 _READY = 64
-"""Ranks that import torch at the beginning, while nothing is measured: those of the whole table on one GPU. As few as cores at a time they cost
-ten seconds for every four plans (16 cores)."""
+"""Ranks that import torch at the beginning, while nothing is measured; enough for the whole table on one GPU. If only as many as there are
+cores were started at a time, every four plans would take ten seconds longer (16 cores)."""
 
 
 def twin_gpu(
@@ -52,18 +53,18 @@ def twin_gpu(
     keep: Path | None = None,
     say: Say = print,
 ) -> tuple[list[Row], Summary, Path]:
-    """Runs the plans `names` (None: all); rows, what they say, and the folder with everything.
+    """Runs the plans `names` (None: all). Returns their rows, the summary, and the folder with all files.
 
     Args:
         folder: of traces, calibrations and rows.
-        minutes: after so long no further plan is begun; rows of an earlier call cost nothing.
+        minutes: after this time no further plan is begun; rows of an earlier call take no time.
         gpus: GPUs of this node that may be used; 0: all.
         device: "cuda", or "cpu" for tiny plans on a machine without a GPU.
         steps: most steps that are timed of each plan.
         quick: a short probe, for tests.
-        keep: what is small enough to commit is written below here too, into a folder called as the GPU.
+        keep: summary and calibration, which are small enough to commit, are also written to a folder here, named after the GPU.
 
-    Raises `Refused` where there is no GPU, `UnknownName` for a plan that is not in the table.
+    Raises `Refused` if there is no GPU, `UnknownName` for a plan that is not in the table.
     """
     machine = this_machine(device, folder)
     count = gpus or 2
@@ -96,12 +97,12 @@ def twin_gpu(
 
 
 def _walked(site: Site, known: dict[str, Case], wanted: list[str], keep: Path | None) -> tuple[list[Row], Summary, Path]:
-    """The probe, then plan after plan."""
+    """Probes, then runs plan after plan."""
     probe(site)
     rows: list[Row] = []
     left = {name: row for name, case in known.items() if (row := read_row(site.folder / name, case_key(case, site), whole=False))}
     before = [row for name, row in left.items() if name not in wanted and (row.stock or row.played)]
-    # What has failed is tried again after all that was never begun: it may fail again, and take its time.
+    # Plans that failed before come after those that were never begun: they may fail again, and take time.
     for name in sorted(wanted, key=lambda name: name in left and bool(left[name].failed)):
         rows.append(row_of(known[name], site))
         site.say(line(rows[-1]))
@@ -126,7 +127,7 @@ def line(row: Row) -> str:
 
 
 def _probed(folder: Path) -> dict[str, dict[str, float]]:
-    """Rates of the calibrations that can be read: one of an older version may lie there until a plan asks for its ranks."""
+    """Calibration -> its rates, for those that can be read. One of an older version may still be there until a plan needs it."""
     found = {}
     for path in sorted(folder.glob("calibration-*.toml")):
         with suppress(BadInput):
@@ -135,7 +136,7 @@ def _probed(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def _save(rows: list[Row], site: Site, keep: Path | None) -> None:
-    """Writes the summary after every plan; into `keep` as well, with the calibration."""
+    """Writes the summary, after every plan; also into `keep`, with the calibration."""
     found: dict[str, Any] = {
         "device": device_facts() if site.device == "cuda" else {"name": "cpu"},
         "gpus": site.gpus,

@@ -33,11 +33,11 @@ from sim.trace import Trace
 from topologies.errors import Refused, SteptwinError, UnknownName
 
 APART = 0.15
-"""Measured medians that differ by more than this share must be ranked right."""
+"""Two plans whose measured medians differ by more than this share should be ranked right by the predictions."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One plan. Seconds of a step; `error` is signed, (predicted - measured) / measured."""
+    """The results of one plan. Times are seconds of a step; `error` is signed, (predicted - measured) / measured."""
 
     plan: str
     kind: str
@@ -52,13 +52,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     error: float = 0.0
     predicted_bound: str = ""
     measured_bound: str = ""
-    """Several, joined by "or", where they tie (`sim.timeline.bottleneck.TIE`)."""
+    """What the step was really bound by; several, joined by "or", if they tie (`sim.timeline.bottleneck.TIE`); "" if unknown."""
     failed: str = ""
-    """Why there is no figure."""
+    """Why there are no figures; "" if there are."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows say together."""
+    """The results of all rows together."""
 
     plans: int
     failed: int
@@ -67,11 +67,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int
     """Pairs of plans whose measured medians lie more than `APART` apart."""
     ranked: int
-    """Those of them that the prediction puts in the same order."""
+    """How many of these pairs the predictions put in the same order."""
     bounds: int
     """Plans with a measured bottleneck."""
     named: int
-    """Those whose bottleneck the prediction names."""
+    """How many of these have a prediction that names the measured bottleneck."""
 
 
 def plans() -> dict[str, tuple[str, Plan]]:
@@ -116,7 +116,7 @@ def _guarded(name: str, kind: str, plan: Plan, folder: Path, steps: int, say: Sa
 
 
 def how_to_run(plan: Plan) -> str:
-    """`stock` where PyTorch has machinery for the plan, else `play`."""
+    """`stock` if PyTorch can train the plan, else `play`."""
     try:
         check_stock(plan, model_of(plan))
     except Refused:
@@ -153,7 +153,8 @@ def _row(name: str, kind: str, plan: Plan, how: str, folder: Path, steps: int, s
 def _run(
     setting: Setting, how: str, predicted: Prediction, calibration: Path, folder: Path, steps: int
 ) -> tuple[list[float], Breakdown | None]:
-    """Measured step times, each the mean over one period of what happens every few steps, and what they were spent on."""
+    """(measured step times in seconds, breakdown of a step). In stock runs each time is the mean over a period, if some work is not done in
+    every step."""
     if how == "play":
         assert predicted.program is not None
         played = run_program(predicted.program, setting, calibration, folder, steps)
@@ -163,13 +164,13 @@ def _run(
 
 
 def over_all(trace: Trace) -> Breakdown:
-    """Breakdown of all profiled steps taken as one."""
+    """The breakdown of all profiled steps together, as if they were one step."""
     spans = [msgspec.structs.replace(span, step=0) for span in trace.spans]
     return breakdown(Trace(spans, trace.origin, trace.world, 1))
 
 
 def summary(rows: list[Row]) -> Summary:
-    """Errors, ranking and bottlenecks of the rows that have figures."""
+    """The summary over the rows that have figures: errors, ranking and bottlenecks."""
     good = [row for row in rows if not row.failed]
     apart = [
         (a.predicted - b.predicted) * (a.measured - b.measured)

@@ -1,8 +1,8 @@
 """Small plans for the table of `executor.validation.here`: one of each kind that a machine without GPUs can run, sized for two cores.
 
-Their shapes lie between those that `probe` measures, so that the table is a test of the predictions and not of the calibration.
-`KINDS`: one way of splitting each. `INPUTS`: the same two models with other input paths, logging and checkpoints. `MODELS`: other models.
-`SHIPPED`: the presets that are bound by one thing.
+Their shapes lie between those that `probe` measures, so that the table tests the predictions and not only the calibration.
+`KINDS`: each way of parallelism or update. `INPUTS`: input paths, logging and checkpoints. `MODELS`: other models.
+`SHIPPED`: the presets with a single bottleneck.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ KINDS: dict[str, tuple[str, Tree]] = {
     "muon": ("Muon beside AdamW", _decoder(LLAMA, {"micro": 4}, {}, optimizer={"name": "muon"})),
     "optimizer-bound": ("optimizer on the CPU", _mlp(HEAVY, 4, 1, optimizer={"name": "adamw"})),
 }
-"""Name: (kind, plan). What stock training refuses is played."""
+"""Name -> (kind, plan). Plans that stock training refuses are played."""
 
 
 def _reading(micro: int, ranks: int, data: Tree, **more: Any) -> Tree:
