@@ -176,8 +176,8 @@ def _memory(found: Prediction) -> go.Figure:
 
 
 def _drawn(module: str, function: str, pick: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], go.Figure]:
-    """Draws a value by `function` of the named module of `reports.figures`, with the arguments that `pick` takes from the value. Imported on first
-    use."""
+    """Draws a value by `function` of a module of `reports.figures`, which is imported on first use. `pick`: from the value to the
+    arguments."""
 
     def draw(value: Any) -> go.Figure:
         return getattr(import_module(f"reports.figures.{module}"), function)(*pick(value))

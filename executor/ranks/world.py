@@ -128,8 +128,7 @@ def joined(place: Process, folder: Path, stall: float, beat: Beat, port_file: Pa
     nccl = world.backend == "nccl"
     backend = NCCL if nccl else "cpu:gloo,cuda:gloo" if world.shared else "gloo"
     # With a device, NCCL connects at once, group by group in the same order on all ranks. A single rank has no peer: most of its plans
-    # never
-    # call NCCL, and should not fail where NCCL cannot start.
+    # never call NCCL, and should not fail where NCCL cannot start.
     device = world.device if nccl and place.world > 1 else None
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=limit, device_id=device)
     try:
