@@ -1,6 +1,6 @@
 """Plans predicted, played and trained on GPUs: a table that shows how good predictions are there.
 
-    rows, summary = twin_gpu(None, Path("runs/gpu"), minutes=9)
+    rows, summary, files = twin_gpu(None, Path("runs/gpu"), minutes=9)
 
 Every plan of `executor.validation.gpu_plans` is predicted from the catalog alone and from a calibration of this GPU, played op by op, and
 trained by PyTorch's own machinery: on one GPU, on all GPUs of the node, and by ranks that share one GPU. Each plan's row is kept in its

@@ -208,7 +208,7 @@ def _sent(job: Job, stage: int, kind: Kind) -> list[Op]:
 
 
 def _drained(job: Job, name: str) -> list[Op]:
-    """The host waits for the device, where the framework does after batched messages (`Pipeline.syncs_host`)."""
+    """The host waits for the device, where the framework does after batched messages (`syncs_host` of its [pipeline])."""
     waits = job.device == "cuda" and job.framework.pipeline.syncs_host and job.schedule == "1f1b"
     return [Op(f"{name}.sync", "sync", HOST)] if waits else []
 

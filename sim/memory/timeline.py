@@ -50,7 +50,7 @@ class _Change(NamedTuple):
 
 
 def memory_timelines(setting: Setting, trace: Trace) -> dict[int, Line]:
-    """Memory of every simulated rank over all steps of `trace`; a rank that was folded away has the line of the one that stands for it.
+    """Memory of every simulated rank over all steps of `trace`. Ranks that were folded away have no line: they are as the one that stands for them.
 
     The trace must hold every op (`simulate` with detail); an empty one gives no lines.
     """
