@@ -54,7 +54,7 @@ SCHEDULES: dict[str, Callable[[int, int, int, int], tuple[Action, ...]]] = {
 
 
 _ONE_STAGE = {"1f1b": "interleaved", "gpipe": "looped-bfs"}
-"""Schedules of one stage a rank, and what is the like with several."""
+"""Schedules that hold one stage per rank, each with the similar schedule for several stages per rank."""
 
 
 def schedule(name: Name, pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:
@@ -82,19 +82,22 @@ def schedule(name: Name, pp: int, rank: int, microbatches: int, virtual_stages: 
 
 @lru_cache(maxsize=64)
 def splits(name: Name) -> bool:
-    """Does it run the gradients of inputs and of weights apart?"""
+    """True if the schedule splits the backward: input gradients (I) and weight gradients (W) are separate actions."""
     rows = name.rows if isinstance(name, Written) else (schedule(name, 1, 0, 2),)
     return any(action.kind == "I" for row in rows for action in row)
 
 
 def puts_off(name: Name) -> bool:
-    """Do later stages put off more weights' gradients to the end than earlier ones, as in ZB-H1? In a V all ranks put off alike."""
+    """True if later ranks delay more weight gradients to the end than earlier ranks, as in ZB-H1. In a V schedule this is False."""
     return splits(name) and style_of(name) == "loop"
 
 
 @lru_cache(maxsize=8)
 def with_messages(name: Name, pp: int, microbatches: int, virtual_stages: int = 1, shards: bool = False) -> Grid:
-    """All ranks' actions with their sends and receives, receives as early as possible; `shards`: with what FSDP does to whole stages."""
+    """The actions of all ranks with their sends and receives; receives come as early as possible.
+
+    With `shards`, FSDP's actions on whole stages (UNSHARD, RESHARD, REDUCE_GRAD) are included. Raises as `schedule` does.
+    """
     computes = [schedule(name, pp, rank, microbatches, virtual_stages) for rank in range(pp)]
     if shards:
         computes = [add_shards(line, microbatches) for line in computes]

@@ -21,7 +21,7 @@ SENDS: tuple[Kind, ...] = ("SEND_F", "SEND_B")
 RECEIVES: tuple[Kind, ...] = ("RECV_F", "RECV_B")
 SHARDS: tuple[Kind, ...] = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
 WHOLE = -1
-"""The micro-batch of what a stage does once for all of them."""
+"""Stands for the micro-batch in an action that a stage does once for all micro-batches (UNSHARD, RESHARD, REDUCE_GRAD)."""
 
 _TEXT = re.compile(rf"(\d+)(?:({'|'.join(KINDS)})(\d+)|({'|'.join(SHARDS)}))\Z")
 
@@ -46,7 +46,7 @@ class Action(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_action(text: str) -> Action:
-    """The inverse of `str(action)`. Raises `BadInput`."""
+    """The inverse of `str(action)`. Raises `BadInput` for text that is not an action."""
     match = _TEXT.match(text)
     if match is None:
         raise BadInput(
@@ -57,5 +57,5 @@ def parse_action(text: str) -> Action:
 
 
 def actions(*groups: tuple[int, Kind, range]) -> tuple[Action, ...]:
-    """Runs of one kind on one stage, one run after the other."""
+    """Actions from groups of (stage, kind, micro-batches), one group after the other."""
     return tuple(Action(stage, kind, microbatch) for stage, kind, run in groups for microbatch in run)

@@ -1,5 +1,5 @@
-"""DualPipe-V (DeepSeek-AI 2024, section 3.2.1, cut in half to a V): each rank holds one stage on the way there and one on
-the way back; forwards of one run beside backwards of the other, and weights' gradients fill the ends.
+"""DualPipe-V (DeepSeek-AI 2024, section 3.2.1, cut in half to a V): each rank holds two stages, one on the first half of the V
+and one on the second. Forwards of one stage alternate with backwards of the other, and weight gradients fill the end of the step.
 
 The eight steps are those of the open DualPipe code (`dualpipe/dualpipev.py`) and torch's ScheduleDualPipeV.
 """
@@ -13,7 +13,7 @@ from topologies.errors import Refused
 
 
 def dualpipe(pp: int, rank: int, microbatches: int, virtual_stages: int = 2) -> tuple[Action, ...]:
-    """Raises `Refused` for fewer micro-batches than stages (2 pp)."""
+    """What rank `rank` computes, in order. Raises `Refused` for fewer micro-batches than stages (2 pp)."""
     if microbatches < 2 * pp:
         raise Refused(f"dualpipe needs at least 2 x pp = {2 * pp} micro-batches, got {microbatches}. Change batch.global or the schedule")
     run = _Run(rank, 2 * pp - 1 - rank)
@@ -23,7 +23,7 @@ def dualpipe(pp: int, rank: int, microbatches: int, virtual_stages: int = 2) -> 
     run.repeat(left, "I1 W F1")
     run.repeat(microbatches - 2 * pp + rank + 1, "F0 B1 F1 B0")
     run.repeat(left, "B1 F1 B0")
-    # The second half of the last backwards puts off its weights; odd and even ranks switch at different ends.
+    # The second half of the last backwards delays its weight gradients; odd and even ranks start to do so on different stages.
     half = (rank + 1) // 2
     run.repeat(half, "B1 B0")
     run.repeat(1, "I1 I0" if rank % 2 else "B1 I0")
@@ -34,7 +34,7 @@ def dualpipe(pp: int, rank: int, microbatches: int, virtual_stages: int = 2) -> 
 
 
 class _Run:
-    """Actions so far, with the next micro-batch of each stage and kind, and the weights' gradients put off."""
+    """The actions so far, the next micro-batch of each stage and direction, and the weight gradients that are delayed."""
 
     def __init__(self, there: int, back: int) -> None:
         self.made: list[Action] = []
@@ -43,7 +43,10 @@ class _Run:
         self._put_off: list[Action] = []
 
     def repeat(self, times: int, words: str) -> None:
-        """`F0 B1`: a forward on the first stage, a backward on the second; `W`: the oldest weights put off, if any are."""
+        """Adds the actions of `words` `times` times.
+
+        `F0 B1` is a forward on the rank's first stage and a backward on its second. `W` is the oldest delayed weight gradient, if there is one.
+        """
         for _ in range(times):
             for word in words.split():
                 if word == "W":

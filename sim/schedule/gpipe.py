@@ -6,5 +6,5 @@ from sim.schedule.action import Action, actions
 
 
 def gpipe(pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:
-    """Every activation is kept until its backward: memory grows with `microbatches`. One stage a rank."""
+    """What rank `rank` computes, in order; it holds one stage. Activations are kept until their backward: memory grows with `microbatches`."""
     return actions((rank, "F", range(microbatches)), (rank, "B", range(microbatches)))

@@ -1,6 +1,6 @@
 """Interleaved 1F1B (Narayanan et al. 2021, section 2.2.2): each rank holds several stages, so that the pipeline fills in
-smaller pieces; bubbles shrink by the number of stages a rank. Micro-batches go in rounds of about `pp`, depth first; the last may be shorter
-(Megatron-Core's microbatch_group_size_per_vp_stage, schedules.py: get_schedule_table)."""
+smaller pieces. Bubbles shrink by the number of stages per rank. Micro-batches run in rounds of about `pp`: a round passes all stages of a
+rank before the next one starts. The last round may be shorter (Megatron-Core's microbatch_group_size_per_vp_stage, schedules.py: get_schedule_table)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ def interleaved(pp: int, rank: int, microbatches: int, virtual_stages: int = 1) 
 
 
 def round_of(pp: int, microbatches: int) -> int:
-    """Micro-batches of one round: `pp`, or the least more that leave no last round of fewer, which all ranks would wait in."""
+    """Micro-batches of one round: the smallest number from `pp` on whose last round is not shorter than `pp` (ranks would wait in it).
+
+    If there is no such number, all micro-batches are one round.
+    """
     return next((size for size in range(pp, microbatches) if not 0 < microbatches % size < pp), microbatches)
 
 
 def makes_rounds(pp: int, microbatches: int) -> bool:
-    """Do they make as many equal rounds as there can be, of `pp` micro-batches or a little more (torch's flexible rounds)?"""
+    """True if the micro-batches divide into `microbatches // pp` (at least 1) equal rounds, as torch's schedules require."""
     return microbatches % max(1, microbatches // pp) == 0
 
 
@@ -43,8 +46,10 @@ def check_rounds(pp: int, microbatches: int) -> None:
 
 
 def stage_order(kind: Kind, pp: int, rank: int, virtual_stages: int, size: int, microbatches: int) -> Iterator[Action]:
-    """All actions of one kind on this rank: `size` micro-batches on one stage, then as many on the next (backward: the one
-    before), and round again."""
+    """All actions of one kind on this rank, round by round: `size` micro-batches on one stage, then the same ones on the next stage.
+
+    Forwards go through the rank's stages upwards, every other kind downwards. The last round may have fewer micro-batches.
+    """
     for first in range(0, microbatches, size):
         for chunk in range(virtual_stages):
             stage = (chunk if kind == "F" else virtual_stages - 1 - chunk) * pp + rank

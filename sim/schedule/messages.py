@@ -18,9 +18,10 @@ Grid = tuple[tuple[Action, ...], ...]
 
 
 def add_messages(name: Name, pp: int, stages: int, computes: Sequence[Sequence[Action]]) -> Grid:
-    """The schedule with SEND after what is sent and RECV as early as the sender has sent.
+    """The actions of all ranks with their messages: a SEND follows the action whose result it sends, and its RECV is listed at the same moment.
 
-    Raises `BadInput` that shows what each rank is stuck at when no order exists.
+    `computes` has the computation of each rank, `stages` is the number of stages of the whole pipeline. Raises `BadInput` if the
+    schedule deadlocks; the message shows the action at which each rank is stuck.
     """
     lists: list[list[Action]] = [[] for _ in range(pp)]
     at = [0] * pp
@@ -46,7 +47,7 @@ def add_messages(name: Name, pp: int, stages: int, computes: Sequence[Sequence[A
 
 
 def _stuck(name: Name, computes: Sequence[Sequence[Action]], at: Sequence[int]) -> str:
-    """What each rank waits to do."""
+    """The action at which each unfinished rank is stuck, as text for an error."""
     here = [(rank, index) for rank, index in enumerate(at) if index < len(computes[rank])]
     return ", ".join(
         f"rank {rank} at {computes[rank][index]}" + (f" ({name.at(rank, index)})" if isinstance(name, Written) else "")
@@ -63,17 +64,17 @@ def _ready(action: Action, there: set[Action], stages: int) -> bool:
 
 
 def sent(kind: Kind) -> Kind:
-    """The send of what an action of this kind makes."""
+    """The kind of send that carries the result of an action of this kind."""
     return "SEND_F" if kind == "F" else "SEND_B"
 
 
 def needed(kind: Kind) -> Kind:
-    """The receive that brings what an action of this kind works on."""
+    """The kind of receive that brings the input of an action of this kind."""
     return "RECV_F" if kind == "F" else "RECV_B"
 
 
 def _handed_on(action: Action) -> tuple[Action, ...]:
-    """What the neighbouring stage gets from this action."""
+    """The receive, on the neighbouring stage, of this action's result; empty for W, which sends nothing. The stage may not exist."""
     if action.kind == "F":
         return (Action(action.stage + 1, "RECV_F", action.microbatch),)
     if action.kind in ("B", "I"):
@@ -82,7 +83,10 @@ def _handed_on(action: Action) -> tuple[Action, ...]:
 
 
 def late(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """Receives put off until what needs them, as blocking schedules post them (Megatron's 1F1B, torch's Schedule1F1B)."""
+    """One rank's actions with each receive moved to just before the action that needs it.
+
+    Blocking schedules post their receives so (Megatron's 1F1B, torch's Schedule1F1B).
+    """
     made: list[Action] = []
     held: set[Action] = set()
     for action in actions:
