@@ -1,9 +1,9 @@
-"""Schedules of one's own: what each rank computes, as torch writes and reads it (`_PipelineScheduleRuntime._load_csv` and `_dump_csv`
+"""Schedules that a user writes as a CSV file: what each rank computes, as torch writes and reads it (`_PipelineScheduleRuntime._load_csv` and `_dump_csv`
 with format "compute_only", torch 2.13; torchtitan's `pipeline_parallel_schedule_csv`).
 
-A row for each rank; in its cells, in order, actions like `2F0`: stage, kind and micro-batch. An empty cell is a pause of no length, and
-`(0F3;2B0)OVERLAP_F_B` its parts in turn, as the runtime runs them. Messages follow from the order, and so do FSDP's actions; a file that
-holds them is refused.
+The file has a row for each rank. Its cells hold, in order, actions like `2F0`: stage, kind and micro-batch. An empty cell is ignored, and
+`(0F3;2B0)OVERLAP_F_B` means its parts one after the other, as the runtime runs them. Messages and FSDP's actions follow from the order; a
+file that holds them is refused.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ from topologies.errors import BadInput, Refused
 Placed = list[list[tuple[int, Action]]]
 """The actions of each rank, with their columns."""
 LARGEST = 1 << 19
-"""Bytes of a file, half of what a plan's may have: some hundred thousand actions."""
+"""The largest file that is read, in bytes; it holds about a hundred thousand actions. A plan file may be twice as large."""
 _PAIR = re.compile(r"\((.*)\)OVERLAP_F_B\Z")
 _STYLES: tuple[Style, ...] = ("loop", "v")
 
 
 def name_of(parallel: Parallel) -> Name:
-    """The schedule that a plan asks for; interleaving one stage a rank is plain 1F1B. Raises `BadInput` and `Refused` as `written_of`."""
+    """The schedule that a plan asks for; "interleaved" with one stage per rank is "1f1b". Raises `BadInput` and `Refused` as `written_of`."""
     if parallel.schedule == "csv":
         return written_of(parallel.actions)
     return "1f1b" if parallel.schedule == "interleaved" and parallel.virtual_stages == 1 else parallel.schedule
 
 
 def read_rows(path: Path) -> tuple[str, ...]:
-    """The file's rows, cells without blanks around them. Raises `BadInput` for what is no such file; `written_of` reads the cells."""
+    """The file's rows, without blanks around cells and without empty rows at the end. `written_of` reads the cells.
+
+    Raises `BadInput` for a file that cannot be read, is too large or is not CSV.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
@@ -64,8 +67,8 @@ def read_rows(path: Path) -> tuple[str, ...]:
 def written_of(rows: tuple[str, ...]) -> Written:
     """The schedule that is written in `rows`.
 
-    Raises `Refused` for communication among its actions and for stages that lie as torch lays none, else `BadInput`, with row and column:
-    for cells that are no action, for what is there twice or not at all, and for an order that no rank can run.
+    Raises `Refused` for actions that communicate and for a placement of stages that torch does not have. Raises `BadInput`, with the row
+    and mostly the column, for cells that are not actions, for actions that are missing or there twice, and for an order that cannot run.
     """
     made = [[*_cells(row, number)] for number, row in enumerate(rows, 1)]
     ranks = _ranks(made)
@@ -86,7 +89,7 @@ def written_of(rows: tuple[str, ...]) -> Written:
 
 
 def _known(orders: tuple[tuple[Action, ...], ...], chunks: int, microbatches: int) -> str:
-    """The name of the schedule whose ranks do just this; of several (one micro-batch) the most usual."""
+    """The name of the schedule in `SCHEDULES` with exactly these orders, or "". If several match (one micro-batch), the most usual one."""
     for name in dict.fromkeys(("1f1b", "interleaved", *SCHEDULES)):
         with suppress(BadInput):
             if all(line == schedule(name, len(orders), rank, microbatches, chunks) for rank, line in enumerate(orders)):
@@ -112,7 +115,7 @@ def _cells(row: str, number: int) -> Iterator[tuple[int, Action]]:
 
 
 def _ranks(made: Placed) -> list[int]:
-    """The rank of each stage."""
+    """The rank of each stage. Raises `BadInput` for a row without actions, a stage on two rows, and a stage that is missing."""
     found: dict[int, int] = {}
     for rank, line in enumerate(made):
         if not line:
@@ -142,7 +145,7 @@ def _style(ranks: list[int], pp: int) -> Style:
 
 
 def _check_whole(made: Placed, ranks: list[int], microbatches: int) -> None:
-    """Each micro-batch passes each stage once, forward and then backward, whole or in two halves."""
+    """Checks that each micro-batch passes each stage once: forward, then backward (B, or I and later W). Raises `BadInput` if not."""
     for number, line in enumerate(made, 1):
         seen: dict[Action, int] = {}
         for column, action in line:
@@ -176,7 +179,7 @@ def _before(action: Action, seen: dict[Action, int]) -> str:
 
 
 def _missing(stage: int, microbatch: int, seen: Container[Action]) -> str:
-    """The kind of what a micro-batch lacks on a stage; "" where it has all."""
+    """The kind of the first action that a micro-batch lacks on a stage; "" if none is missing."""
     if Action(stage, "F", microbatch) not in seen:
         return "F"
     if Action(stage, "B", microbatch) in seen:

@@ -1,6 +1,6 @@
-"""What FSDP does to whole stages, put into a rank's computation: parameters gathered ahead of use and dropped, gradients reduced.
+"""Adds FSDP's actions on whole stages to a rank's computation: parameters are gathered before use and freed, gradients are reduced.
 
-As torch 2.13 lowers its schedules of several stages a rank (torch/distributed/pipelining/schedules.py, `_add_unshard_reshard` and
+This is how torch 2.13 lowers its schedules of several stages a rank (torch/distributed/pipelining/schedules.py, `_add_unshard_reshard` and
 `_add_reduce_grad` of pull request 166449, which `_PipelineScheduleRuntime` runs). Its schedules of one stage a rank have no such actions.
 """
 
@@ -13,17 +13,17 @@ from sim.schedule.placement import chunks_of
 from sim.schedule.written import Name, Written
 
 ACTIVE_STAGES = 3
-"""Stages of a rank that are gathered at a time, `max_active_stages` in torch: those that it computes on next."""
+"""The most stages of a rank that are gathered at a time (torch's `max_active_stages`): the ones that it computes on next."""
 
 
 def by_actions(name: Name, virtual_stages: int) -> bool:
-    """Does torch run the schedule action by action? All but GPipe and 1F1B, also with one stage a rank."""
+    """True if torch runs the schedule action by action: all but GPipe, 1F1B and interleaved with one stage per rank, which is 1F1B."""
     return isinstance(name, Written) or name not in ("gpipe", "1f1b", "interleaved") or chunks_of(name, virtual_stages) > 1
 
 
 def add_shards(computes: Sequence[Action], microbatches: int) -> tuple[Action, ...]:
-    """A rank's computation with UNSHARD of the stages that come next, RESHARD of those that make room for them, and REDUCE_GRAD after a
-    stage's last weight gradients."""
+    """A rank's computation with FSDP's actions: UNSHARD of the stages that are used next, RESHARD of stages that are not among these, and
+    REDUCE_GRAD after a stage's last weight gradients."""
     following = _following(computes)
     made: list[Action] = []
     active: list[int] = []
@@ -41,11 +41,11 @@ def add_shards(computes: Sequence[Action], microbatches: int) -> tuple[Action, .
 
 
 def _following(computes: Sequence[Action]) -> list[tuple[int, ...]]:
-    """At each action the next stages from it on, each once, in the order of use."""
+    """For each action, the next stages in order of use, each once, at most `ACTIVE_STAGES`. The action's own stage is the first."""
     found: list[tuple[int, ...]] = []
     line: tuple[int, ...] = ()
     for action in reversed(computes):
-        # Of the stages in the order of their next use all are needed to tell the first few of the action before.
+        # The list of all stages must be kept here: the first few stages of the previous action depend on it.
         line = (action.stage, *(stage for stage in line if stage != action.stage))
         found.append(line[:ACTIVE_STAGES])
     return found[::-1]

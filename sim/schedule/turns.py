@@ -1,4 +1,7 @@
-"""A pipeline rank's line as its lowering takes it: turns of few sorts, each with what its place in the line says of it."""
+"""A pipeline rank's list of actions in the form that lowering uses: turns of a few sorts.
+
+A turn is one action on one micro-batch. Its sort says what its position in the list implies, e.g. that it is the first of its kind.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,32 @@ _BLOCKING = ("gpipe", "1f1b")
 
 
 class Sort(NamedTuple):
-    """Turns that differ in their micro-batch alone: a computation with the send of what it makes, a receive; (SEND_F, SEND_B) compute
-    that waits until a send has ended; or what FSDP does to a whole stage."""
+    """Turns that differ only in their micro-batch.
+
+    A turn is a computation together with the send of its result, a receive, a wait of the compute stream until a send has ended (SEND_F,
+    SEND_B), or one of FSDP's actions on a whole stage.
+    """
 
     stage: int
     kind: Kind
     first: bool = False
-    """Of its kind on its stage: forwards, input gradients, and all that make weight gradients."""
+    """The first of its kind on its stage; B and W count as one kind, as both make weight gradients."""
     last: bool = False
     received: bool = False
-    """What it works on comes in a message."""
+    """Its input comes in a message."""
     sends: bool = False
-    """What it makes leaves in a message."""
+    """Its result is sent in a message."""
     late: bool = False
-    """What is left to do of it after the rank's last message."""
+    """This turn is the rest of the last weight gradients, which runs after the rank's last message."""
     asked: str = ""
-    """UNSHARD: the kind of the computation that it gathers for, the next one on its stage, and of that one the same; RESHARD: the kind of
-    the last one."""
+    """For UNSHARD, the kind of the next computation on its stage, for which it gathers; that computation has its own kind here, too.
+    For RESHARD, the kind of the last computation on its stage. Else ""."""
     beside: bool = False
-    """Parameters of another stage may be on their way."""
+    """The parameters of another stage may be gathered at the same time."""
 
 
 class Line(NamedTuple):
-    """One rank's turns, in order: each the index of its sort and its micro-batch."""
+    """One rank's turns, in order; each is a pair of an index into `sorts` and a micro-batch."""
 
     sorts: tuple[Sort, ...]
     turns: tuple[tuple[int, int], ...]
@@ -45,9 +51,11 @@ class Line(NamedTuple):
 
 @lru_cache(maxsize=128)
 def lines(name: Name, pp: int, microbatches: int, chunks: int, train: bool, shards: bool = False) -> tuple[Line, ...]:
-    """Every rank's line; forwards alone where nothing is trained. `shards`: FSDP's share is not a part of the passes. Then gradients
-    are reduced after the last message, or (schedules that torch runs by actions) stages are gathered, freed and reduced in turns of their own.
-    Under GPipe, forwards alone end when their last message has left (torch's _ScheduleForwardOnly): else who is ahead would get ever further.
+    """The line of every rank; without `train` it has only forwards and their messages.
+
+    `shards` says that FSDP's work is not a part of the passes. Gradients are then reduced after the last message; in schedules that torch
+    runs by actions, stages are gathered, freed and reduced in turns of their own instead. Under GPipe without `train`, the step ends when
+    the last message has been sent (torch's _ScheduleForwardOnly); otherwise the first ranks would get further ahead with each step.
 
     Raises `BadInput` for sizes that the schedule cannot run."""
     acts = shards and by_actions(name, chunks)
@@ -63,12 +71,14 @@ def lines(name: Name, pp: int, microbatches: int, chunks: int, train: bool, shar
 
 
 _Placed = tuple[Action, str, bool]
-"""An action, and `asked` and `beside` of its turn."""
+"""An action, and the values of `asked` and `beside` for its turn."""
 
 
 def _placed(actions: tuple[Action, ...]) -> list[_Placed]:
-    """A line with FSDP's actions, each with the micro-batch of its stage's computation that it serves. What torch frees once more after
-    it was reduced is left out (post_backward in _fsdp_param_group.py frees first)."""
+    """The actions with `asked` and `beside`; FSDP's actions get the micro-batch of the computation of their stage that they belong to.
+
+    A RESHARD after the stage's REDUCE_GRAD is left out: the parameters are free by then (post_backward in _fsdp_param_group.py frees first).
+    """
     found: list[_Placed] = []
     pending: dict[int, int] = {}
     latest: dict[int, Action] = {}
@@ -94,8 +104,11 @@ def _placed(actions: tuple[Action, ...]) -> list[_Placed]:
 
 
 def _line(placed: list[_Placed], awaits: bool, awaits_last: bool, ends: bool) -> Line:
-    """`awaits`: a computation waits until what the one before it made has left; `awaits_last`: what `ends` the step waits for the last
-    message to leave. `ends`: what the last weight gradients leave to do follows the rank's last message."""
+    """The turns of one rank.
+
+    With `awaits`, a computation waits until the messages before it have been sent. With `awaits_last`, the end of the step waits until the
+    last message has been sent. With `ends`, the rest of each stage's last weight gradients follows at the end, as turns that are `late`.
+    """
     actions = [action for action, _, _ in placed]
     groups = [(action.stage, "W" if action.kind in ("B", "W") else action.kind) for action in actions]
     last = {group: at for at, group in enumerate(groups)}

@@ -12,21 +12,21 @@ Style = Literal["loop", "v"]
 
 
 class Written(msgspec.Struct, frozen=True, eq=False):
-    """What each rank computes, in order. Equal texts are read once (`written_of`), so that one object stands for them."""
+    """What each rank computes, in order. `written_of` caches its results, so equal texts give the same object and it compares by identity."""
 
     rows: tuple[tuple[Action, ...], ...]
     columns: tuple[tuple[int, ...], ...]
-    """Of each action, from 1: where its cell is in its row."""
+    """The column of each action's cell in its row, counted from 1; same shape as `rows`."""
     chunks: int
     """Stages on each rank."""
     style: Style
     """How stages lie on ranks, in torch's words (generate_stage_to_rank_mapping)."""
     microbatches: int
     known: str
-    """The schedule of `SCHEDULES` that does the same; "" for an order that has no name."""
+    """The name in `SCHEDULES` of the schedule with the same orders; "" if there is none."""
 
     def at(self, rank: int, index: int) -> str:
-        """Where a rank's action is written."""
+        """The row and column of a rank's action in the file, as text for an error."""
         return f"row {rank + 1}, column {self.columns[rank][index]}"
 
 

@@ -1,6 +1,6 @@
-"""ZB-V (Qi et al. 2023, section 6; torch's ScheduleZBVZeroBubble): backward is split, and each rank holds one stage on the way there and one
-on the way back, so that the last stage is the first rank's. Nobody waits where forward, the gradients of inputs and those of weights take
-equally long; memory is that of 1F1B's first rank, on all ranks alike.
+"""ZB-V (Qi et al. 2023, section 6; torch's ScheduleZBVZeroBubble): backward is split, and each rank holds two stages in a V, so that the
+first rank holds the first and the last stage. No rank waits if forward, input gradients and weight gradients take equally long. Every rank
+needs as much memory as the first rank of 1F1B.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sim.schedule.action import Action, Kind
 
 
 def zb_v(pp: int, rank: int, microbatches: int, virtual_stages: int = 2) -> tuple[Action, ...]:
-    """Fewer micro-batches than fill the pipeline (2 pp - 1) take the places that they have among so many, as in torch."""
+    """What rank `rank` computes, in order. With fewer than 2 pp - 1 micro-batches, it is the order for 2 pp - 1 without the missing ones, as in torch."""
     count, left = max(microbatches, 2 * pp - 1), pp - rank
     begun = 2 * pp - rank - 1
     words = [

@@ -1,5 +1,5 @@
-"""ZB-H1 (Qi et al. 2023, section 3; with several stages a rank torch's ScheduleInterleavedZeroBubble): backward is
-split, and the weights' gradients, which nobody waits for, fill the bubbles; memory stays that of 1F1B's first rank."""
+"""ZB-H1 (Qi et al. 2023, section 3; with several stages per rank torch's ScheduleInterleavedZeroBubble): backward is split.
+No other stage waits for weight gradients, so they fill the bubbles. Memory stays that of 1F1B's first rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from sim.schedule.interleaved import check_rounds, round_of, stage_order
 
 
 def zb_h1(pp: int, rank: int, microbatches: int, virtual_stages: int = 1) -> tuple[Action, ...]:
-    """Rank `rank` puts off `rank` weight gradients, to run them at the end. Raises `BadInput` where several stages' micro-batches do not make
-    equal rounds."""
+    """What rank `rank` computes, in order; it delays `rank` weight gradients to the end of the step.
+
+    Raises `BadInput` if it holds several stages and the micro-batches do not make equal rounds.
+    """
     if virtual_stages > 1:
         check_rounds(pp, microbatches)
     size = round_of(pp, microbatches) if virtual_stages > 1 else microbatches

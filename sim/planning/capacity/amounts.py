@@ -1,4 +1,4 @@
-"""How much a training run trains: tokens, or samples of so many, as people say it and as they are told."""
+"""The length of a training run in tokens or samples: reading it from text and showing it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from topologies.errors import BadInput, UnitError
 from topologies.units import count, show_count
 
 _SAID = re.compile(r"(.*?)\s*\b([a-z]{3,})\s*\Z", re.IGNORECASE | re.DOTALL)
-"""A number, and a word for what it counts: no unit of a number has three letters."""
+"""A number and a word for what it counts. The word has at least three letters; suffixes of numbers (k, M, T) have fewer."""
 
 
 def amount(tokens: float | None = None, epochs: float | None = None, dataset: float | None = None) -> float:
-    """Tokens (or samples) of a training run: said as such, or as `epochs` over a data set of `dataset` tokens (or samples).
+    """Tokens (or samples) of a training run: `tokens` itself, or `epochs` x `dataset`, where `dataset` is the tokens (or samples) of one pass.
 
-    Raises `BadInput` unless exactly one of the two is said, with positive numbers.
+    Raises `BadInput` unless exactly one of the two forms is given, with positive finite numbers.
     """
     if (tokens is None) == (epochs is None and dataset is None):
         raise BadInput("say tokens, or epochs and dataset: how many passes over a data set of so many tokens (samples for images)")
@@ -34,13 +34,13 @@ def amount(tokens: float | None = None, epochs: float | None = None, dataset: fl
 
 
 _ALSO = {"images": ("pictures",)}
-"""Other words for what a sample is."""
+"""Other words for a unit of samples, by that unit."""
 
 
 def tokens_of(text: str, plan: Plan, where: str) -> float:
-    """Tokens that `text` says (samples for models without a sequence): `"15T"`, or `"50k samples"`, each of as many tokens as a sample of `plan` has.
+    """The number of tokens in `text`: `"15T"`, or `"50k samples"` of the plan's sequence length. Samples for models without a sequence.
 
-    Raises `UnitError` that shows both forms, and `BadInput` for a plan without a model.
+    Raises `UnitError` whose message shows both forms, and `BadInput` for a plan without a model.
     """
     network = network_of(plan, framework_of(plan))
     said = _SAID.match(text[:80])
@@ -57,14 +57,14 @@ def tokens_of(text: str, plan: Plan, where: str) -> float:
 
 
 def _forms(network: Network) -> str:
-    """Both ways of saying how much, for an error."""
+    """A sentence for errors that shows the allowed forms."""
     if network.seq > 1:
         return f'A bare number counts tokens (15T); "50k samples" are sequences of {network.seq:,} tokens'
     return f'A bare number counts {network.sample_unit} (50k), as "50k samples" does'
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """What a run trains, samples that are seen again counted again."""
+    """How much a run trains. A sample that is used in several epochs counts each time."""
 
     samples: float = 0.0
     seq: int = 1
@@ -73,7 +73,7 @@ class Trained(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> float | None:
-        """None for models without a sequence."""
+        """Tokens of the run; None for models without a sequence."""
         return self.samples * self.seq if self.seq > 1 else None
 
     def __str__(self) -> str:

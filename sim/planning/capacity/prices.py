@@ -16,8 +16,11 @@ _CLUSTER = re.compile(r"\d+\s*[xX*]\s*([^\s+:=]+)")
 
 
 def load_prices(source: Mapping[str, float] | str | Path) -> dict[str, float]:
-    """Money per GPU-hour by machine, from TOML or a mapping: `dgx-h100 = 2.5`; a file of one's own goes by the `name` in it. `"oversubscription=2" =
-    -0.2` is what a change of the machine adds. Raises `BadInput`."""
+    """Money per GPU-hour by machine, from a TOML file or a mapping: `dgx-h100 = 2.5`. A user's machine file is listed by the `name` in it.
+
+    A key with "=", such as `"oversubscription=2" = -0.2`, is what that change of the machine adds to the price; it may be negative.
+    Raises `BadInput` for what is not a table of such prices.
+    """
     where = "prices" if isinstance(source, Mapping) else f"price file {source}"
     table: Mapping[str, object] = source if isinstance(source, Mapping) else read_toml(Path(source), "price file")
     prices = table.get("per_gpu_hour", table)
@@ -32,9 +35,10 @@ def load_prices(source: Mapping[str, float] | str | Path) -> dict[str, float]:
 
 
 def price_of(prices: dict[str, float], on: str, gpus: int = 0, edits: tuple[str, ...] = ()) -> float:
-    """Money per GPU-hour on `on`: the mean over its first `gpus` GPUs (0: all), where it mixes machines, with what prices say that `edits` add.
+    """Money per GPU-hour on the machine or cluster `on`, plus what the prices say that `edits` add; edits without a price add nothing.
 
-    Raises `BadInput` where the prices lack one of the machines or what other GPUs add, and where it all costs less than nothing.
+    For a mixture of machines it is the mean over the first `gpus` GPUs (0: all of them). Raises `BadInput` if the price of a machine or of
+    an edit of `gpu` is missing, and if the sum is negative.
     """
     for edit in edits:
         if edit.partition("=")[0].strip() == "gpu" and edit not in prices:
@@ -48,11 +52,11 @@ def price_of(prices: dict[str, float], on: str, gpus: int = 0, edits: tuple[str,
 
 
 _FREE = ("fail", "slow", "order", "ranks_per_node", "p2p")
-"""What happens to a machine, and how it is used: nobody pays for that."""
+"""Edits that do not change the price: faults of the machine, and how it is used."""
 
 
 def unpriced(prices: Container[str] | None, edits: Iterable[str]) -> tuple[str, ...]:
-    """Of `edits`, those that make another machine for which the prices add nothing: a GPU-hour costs what it costs without them."""
+    """The `edits` that change the machine but have no price, so that a GPU-hour costs the same as without them. Empty if `prices` is None."""
     return tuple(one for one in edits if prices is not None and one not in prices and one.partition("=")[0].strip() not in _FREE)
 
 
@@ -75,20 +79,23 @@ def _machines_price(prices: dict[str, float], on: str, gpus: int) -> float:
 
 
 def _priced(name: str, prices: dict[str, float]) -> str:
-    """What a machine is called among prices: as after --on, else as its own file calls it."""
+    """The key of a machine among the prices: the text given to --on, or the `name` in its file (without one, the file's stem)."""
     if name in prices or not name.endswith(".toml"):
         return name
     return str(read_toml(Path(name)).get("name", Path(name).stem))
 
 
 def paid_gpus(gpus: int, how: Reliability, topology: Topology) -> int:
-    """GPUs that a job of so many is charged for, all the time. Nodes that stand by are paid for as those that work; without a number of them there is no
-    saying how many. A node of which fewer GPUs are used than it has (`ranks_per_node`, "dgx-h100:4") is rented whole."""
+    """The number of GPUs that a job on `gpus` pays for during the whole run.
+
+    Spare nodes cost as much as working nodes; an unlimited number of spares (None) counts as 0. A node with more GPUs than the job uses
+    on it (`ranks_per_node`, "dgx-h100:4") is paid for whole.
+    """
     whole = len(topology.machine(0).gpus) or topology.ranks_per_node
     used = topology.ranks_per_node
     return (topology.nodes_of(gpus) * whole if used < whole else gpus) + (how.spares or 0) * whole
 
 
 def money(prices: dict[str, float] | None, on: str, gpus: int, paid_hours: float, edits: tuple[str, ...]) -> float | None:
-    """What so many GPU-hours of a job on `gpus` cost; None without prices."""
+    """The cost of `paid_hours` GPU-hours of a job on `gpus` GPUs; None if `prices` is None."""
     return None if prices is None else price_of(prices, on, gpus, edits) * paid_hours
