@@ -12,16 +12,16 @@ _EVERY = 2.0
 
 
 def watched(say: Say) -> Say | None:
-    """Where to tell how far a study is: nowhere unless somebody watches."""
+    """`say` if stderr is a terminal, else None."""
     return say if sys.stderr.isatty() else None
 
 
 _SELDOM = 30.0
-"""Seconds between two lines where nobody watches, at least: a log has them."""
+"""Seconds between two lines, at least, where stderr is not a terminal but, for example, a log file."""
 
 
 def logged(say: Say) -> Say:
-    """Where a study that may take minutes tells how far it is: at once where somebody watches, else its first line and one now and then."""
+    """`say` if stderr is a terminal, else a function that passes on the first line and later at most one line every `_SELDOM` seconds."""
     if sys.stderr.isatty():
         return say
     told = float("-inf")
@@ -36,14 +36,17 @@ def logged(say: Say) -> Say:
 
 
 class Progress:
-    """Things done of `total`, rate and time left, told every two seconds. `what`: "plans screened"."""
+    """Tells `say` at most every two seconds how many of `total` things are done, the rate and the time left; None: tells nobody.
+
+    `what` names the things, e.g. "plans screened".
+    """
 
     def __init__(self, total: int, what: str, say: Say | None) -> None:
         self._total, self._what, self._say, self._done = total, what, say, 0
         self._begun = self._told = time.monotonic()
 
     def more(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Counts `count` more things as done."""
         self._done += count
         now = time.monotonic()
         if self._say and self._done and now - self._told > _EVERY:

@@ -27,9 +27,9 @@ class Reliability(msgspec.Struct, frozen=True, kw_only=True):
     restart: float = 600.0
     """From failure to the first new step: detection, rescheduling, loading (assumed). A failure meanwhile begins it anew, as in Daly's model."""
     spares: int | None = None
-    """Nodes that stand by. A failed node stands by when it is repaired; the job waits while none does. None: there is always another."""
+    """Spare nodes. A failed node becomes a spare when it is repaired; the job waits while there is no spare. None: there is always one."""
     repair: float = 4 * 3600.0
-    """Of a failed node (assumed)."""
+    """How long the repair of a failed node takes (assumed)."""
 
     def __post_init__(self) -> None:
         for name in ("mtbf_gpu", "mtbf_node", "restart", "repair"):
@@ -47,7 +47,7 @@ class Reliability(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def mtbf(self, gpus: int, per_node: int) -> float:
-        """Mean time between failures of a job on `gpus`."""
+        """Mean time between failures, in seconds, of a job on `gpus` GPUs with `per_node` on each node; infinite if nothing fails."""
         rate = gpus / self.mtbf_gpu + math.ceil(gpus / per_node) / self.mtbf_node
         return 1.0 / rate if rate > 0 else math.inf
 
@@ -63,7 +63,7 @@ def daly(checkpoint: float, mtbf: float) -> float:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """One run that was simulated. Seconds."""
+    """One simulated run; times are in seconds."""
 
     elapsed: float
     work: float
@@ -83,17 +83,18 @@ def simulate_run(
 ) -> Outcome:
     """Plays one run with exponential failures: work since the last checkpoint is lost, then the job waits for a node and restarts.
 
-    Where checkpoints are written beside training, in `writing` seconds (no more than from one to the next), a job that fails meanwhile goes back to
-    the one before. Raises `Refused` for a job that fails faster than it makes progress.
+    All times are in seconds. If checkpoints are written asynchronously, each takes `writing` seconds (at most the time between two), and a job
+    that fails during a write goes back to the checkpoint before. Raises `BadInput` for negative `work` or `checkpoint` or an `interval` that is
+    not positive, and `Refused` for a job that fails faster than it makes progress.
     """
     if work < 0 or checkpoint < 0 or interval <= 0:
         raise BadInput(f"work and checkpoint must not be negative, the interval must be positive: got {work}, {checkpoint}, {interval}")
     fate = _Fate(mtbf, how, seed)
     done = elapsed = lost = saving = down = 0.0
-    written = unwritten = 0.0  # when the newest checkpoint is there, and what it has more than the one before
+    written = unwritten = 0.0  # when the newest checkpoint is complete; the work that it adds to the one before
     while done < work:
         quiet = min((fate.fail_at - elapsed) / (interval + checkpoint), (work - done) / interval) // 1 - 1  # `//` of "never" is no number
-        if quiet > 0:  # so many whole intervals without a failure, at once
+        if quiet > 0:  # skips this many whole intervals without a failure at once
             elapsed += quiet * (interval + checkpoint)
             done += quiet * interval
             saving += quiet * checkpoint
@@ -117,12 +118,12 @@ def simulate_run(
 
 
 class _Fate:
-    """When a job fails, and when it goes on. While it waits for a node nothing of it runs, and nothing fails."""
+    """Draws when a job fails and when it continues. While the job waits for a node, nothing runs and nothing fails."""
 
     def __init__(self, mtbf: float, how: Reliability, seed: int | str) -> None:
         self._random, self._rate, self._how = random.Random(seed), 1.0 / mtbf, how
         self._nodes = [0.0] * (how.spares or 0)
-        """A heap: when nodes that are not in the job can be in it."""
+        """A heap with one time per spare node: when it is ready to join the job."""
         self.failures = 0
         self.fail_at = self._next(0.0)
 
@@ -157,8 +158,11 @@ def expected(
     writing: float = 0.0,
     said: float | None = None,
 ) -> tuple[Outcome, float]:
-    """The median run of `runs`, with the interval that is `said` or else Daly's, and that interval: at least one `step`, for nobody saves more often,
-    and `writing` of the checkpoint before. Another `seed` draws other runs, all of them."""
+    """The median of `runs` simulated runs by elapsed time, and the checkpoint interval that they use, in seconds.
+
+    The interval is `said`, or Daly's if that is None, but at least one `step` and at least `writing`, and at most `work`. Another `seed`
+    changes all runs.
+    """
     interval = min(work, max(daly(checkpoint, mtbf) if said is None else said, step, writing))
     played = [simulate_run(work, checkpoint, interval, mtbf, how, f"{seed}/{at}", writing) for at in range(runs)]
     played.sort(key=lambda outcome: outcome.elapsed)

@@ -1,4 +1,4 @@
-"""The same training on clusters of other sizes: curves, and the smallest that is in time."""
+"""The same training on clusters of other sizes: scaling curves, and the smallest cluster that meets a deadline."""
 
 from __future__ import annotations
 
@@ -41,21 +41,23 @@ def _line(one: Capacity) -> tuple[str, ...]:
 
 
 def _shown(value: float, decimals: int) -> str:
-    """With so many decimals; of small runs three digits, which would have none of them."""
+    """The value with `decimals` decimals; a value too small for that is shown with three significant digits."""
     return f"{value:,.{decimals}f}" if value >= 10 ** (1 - decimals) else f"{value:.3g}"
 
 
 _LARGEST = 131_072
-"""GPUs of the largest clusters that a curve shows, unless the plan's own is as large."""
+"""GPUs of the largest cluster that a curve shows. The plan's own size and its double are shown even if they are larger."""
 
 
 _FEWEST = 1000
-"""Steps that a training has at least whose batch grows with the cluster: with fewer and larger ones it would be another one."""
+"""The fewest steps of a training whose batch grows with the cluster. With fewer, larger steps it would not be the same training."""
 
 
 def curve_sizes(world: int, steps: float = math.inf) -> list[int]:
-    """Sizes of cluster that a page shows beside a plan's: its doublings, and one at least; of a batch that grows with them, and makes so many `steps` on
-    `world`, as long as enough steps are left. `scaling` takes any."""
+    """The numbers of GPUs that a page shows: `world` and its doublings, at least one of them, up to `_LARGEST`. `scaling` takes any sizes.
+
+    If the batch grows with the cluster, `steps` is the number of steps on `world`; doubling stops where fewer than `_FEWEST` would remain.
+    """
     most = min(_LARGEST, world * steps / _FEWEST)
     return [world * 2**n for n in range(_LARGEST.bit_length()) if n < 2 or world * 2**n <= most]
 
@@ -65,8 +67,8 @@ def scaling(
 ) -> Curve:
     """The same training on more and more GPUs by data parallelism: strong (same global batch) or weak (batch grows with them).
 
-    `machine`: one node, or a cluster of such nodes. Sizes that the plan cannot be spread over, on which it makes no progress for failures, or
-    that lack what an edit names, are left out; raises `BadInput` where all are wrong. `say` is told how far it is.
+    `machine`: one node, or a cluster of such nodes. Sizes are left out if the plan cannot be spread over them, if failures allow no
+    progress, or if they lack what an edit names. Raises `BadInput` if there is no result and a size raised it. `say` gets lines of progress.
     """
     machine = _node(machine)
     per_node = load_topology(machine).gpus
@@ -87,7 +89,7 @@ def scaling(
 
 
 def _sized(plan: Plan, machine: str, gpus: int, nodes: int, tokens: float, weak: bool, options: dict[str, object]) -> Capacity | None:
-    """The training on so many GPUs; None where the plan cannot be spread over them. Raises `Refused` where it cannot run or makes no progress."""
+    """The training on `gpus` GPUs; None if the plan cannot be spread over them. Raises `Refused` if it cannot run or makes no progress."""
     spread = _spread(plan, gpus, weak)
     if spread is None:
         return None
@@ -96,14 +98,14 @@ def _sized(plan: Plan, machine: str, gpus: int, nodes: int, tokens: float, weak:
 
 
 def _differences(plan: Plan, spread: Plan) -> tuple[str, ...]:
-    """What `_spread` has changed, as `--set` takes it."""
+    """The keys that `_spread` changed, in the form that `--set` takes."""
     fields = [("parallel", "dp_replicate"), ("parallel", "dp_shard"), ("batch", "global_"), ("batch", "micro")]
     values = [(section, name, getattr(getattr(plan, section), name), getattr(getattr(spread, section), name)) for section, name in fields]
     return tuple(f"{section}.{name.rstrip('_')}={new}" for section, name, old, new in values if new != old)
 
 
 def _node(cluster: str) -> str:
-    """`"32x dgx-h100"` -> `"dgx-h100"`: what larger clusters are made of. Raises `BadInput` for a mixture."""
+    """The node that a cluster is made of: `"32x dgx-h100"` -> `"dgx-h100"`. Raises `BadInput` for a mixture of machines."""
     terms = parse(cluster)
     if len(terms) > 1:
         raise BadInput(f"{cluster}: a mixture has no larger sizes of itself. Name machines of one kind")
@@ -111,8 +113,10 @@ def _node(cluster: str) -> str:
 
 
 def _spread(plan: Plan, gpus: int, weak: bool) -> Plan | None:
-    """The plan on `gpus` by data parallelism, with smaller micro-batches where a rank has fewer samples; None where it does not divide, or its
-    experts do not."""
+    """The plan on `gpus` GPUs, by more or less data parallelism; micro-batches shrink if a rank has fewer samples.
+
+    None if the GPUs or the batch do not divide, or if the plan that results is not valid.
+    """
     p = plan.parallel
     inner = p.tp * p.pp * p.cp
     if gpus % inner:
@@ -187,7 +191,7 @@ def _gpus(count: int) -> str:
 
 
 def _doubling(sizes: list[int]) -> list[int]:
-    """Places of the first size, of the next that is twice as large, and so on; of the last in the end."""
+    """Indices of the first size, of the next size that is at least twice as large, and so on; the last index is always included."""
     found: list[int] = []
     for at, size in enumerate(sizes):
         if not found or size >= 2 * sizes[found[-1]] or at == len(sizes) - 1:

@@ -1,4 +1,4 @@
-"""Full recomputation of some layers alone: as few of each stage as leave room on the device (Megatron's recompute_num_layers, method "block")."""
+"""Full recomputation of only some layers: the fewest layers per stage with which the plan fits on the device (Megatron's recompute_num_layers, method "block")."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from sim.setting.rooms import smallest_devices
 
 
 def partly(setting: Setting) -> list[tuple[tuple[str, ...], Plan]]:
-    """(overrides, plan) of the plan that runs the fewest layers of each stage again; none where all of them have to, no layer has, or it is the plan
-    itself. Nothing is simulated. Raises `BadInput` and its kinds where the plan cannot be described."""
+    """A list with (overrides, plan) of the plan that recomputes the fewest layers per stage; nothing is simulated.
+
+    The list is empty if all layers or no layer must be recomputed, if that plan is the given one, or if the plan only runs forward. Raises
+    `BadInput` and its subclasses if the plan cannot be described.
+    """
     plan, parallel = setting.plan, setting.plan.parallel
     layers = math.ceil(getattr(model_of(plan), "layers", 0) / (parallel.pp * parallel.chunks))
     if plan.task == "forward" or layers < 2 or _roomy(setting, ("memory.recompute=none",)):
@@ -25,7 +28,7 @@ def partly(setting: Setting) -> list[tuple[tuple[str, ...], Plan]]:
 
 
 def _roomy(setting: Setting, overrides: tuple[str, ...]) -> bool:
-    """Does the plan that is changed so fit on the same machine, with room to spare?"""
+    """True if the plan with these overrides fits on the same machine and does not nearly fill its memory."""
     there = bind(changed(setting.plan, overrides), setting.topology)
     report, missing = figures_of_memory(there, remedies=False)
     return missing is None and not report.fill(smallest_devices(there)).nearly_full

@@ -1,4 +1,4 @@
-"""One resource made faster: every kind of op by its price, every kind of link in the machine itself."""
+"""One resource made faster: a kind of op through its price, a kind of link in the machine itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PRODUCTS = ("gemm", "attention", "conv", "moe", "rnn")
 
 
 def kind_of(op: Op | Span) -> str:
-    """The resource that an op spends its time on; "" for what is none of `KINDS` (copies of no input)."""
+    """The resource in `KINDS` that an op spends its time on; "" if it is none of them, as for copies that are not input."""
     if op.kind == "collective":
         return COLLECTIVES
     if op.kind in MESSAGE:
@@ -33,14 +33,17 @@ def kind_of(op: Op | Span) -> str:
 
 
 class Shares:
-    """What of an op's seconds rests on which resource, at a pricer's prices."""
+    """Splits an op's seconds between resources, at the prices of a pricer."""
 
     def __init__(self, pricer: Pricer) -> None:
         self._pricer = pricer
         self._known: dict[tuple[int, int], tuple[dict[str, float], Op]] = {}
 
     def of(self, op: Op, rank: int) -> dict[str, float]:
-        """By resource, 1 in all. Attention that is written out, or a product with the casts before it, is a chain of both kinds of kernels."""
+        """Shares of the op's seconds by resource; they sum to 1.
+
+        An op gets two shares if it is a chain of compute-bound and memory-bound kernels: unfused attention, or a GEMM with casts before it.
+        """
         kind = kind_of(op)
         moving = tuple(work for work in op.works if isinstance(work, MemoryBound))
         if kind not in (COMPUTE, MEMORY) or not op.works:
@@ -57,14 +60,14 @@ class Shares:
 
 
 class Scaled(Derived):
-    """A pricer with one resource of `KINDS` `factor` times as fast."""
+    """A pricer in which one resource of `KINDS` is `factor` times as fast."""
 
     def __init__(self, inner: Pricer, kind: str, factor: float) -> None:
         super().__init__(inner)
         self._kind, self._factor, self._shares = kind, factor, Shares(inner)
 
     def _scale(self, cost: Cost, share: float, host: bool) -> Cost:
-        """`share` of its seconds are the resource's."""
+        """The cost with the faster resource, which takes `share` of its seconds; with `host`, its time on the host is faster, too."""
         device, launch = 1.0 - share + share / self._factor, (1.0 / self._factor if host else 1.0)
         seconds, spent, ready = cost.seconds * device, cost.host * launch, cost.ready
         if ready:
@@ -76,7 +79,7 @@ class Scaled(Derived):
         return msgspec.structs.replace(cost, seconds=seconds, latency=cost.latency * device, host=spent, ready=ready, slowed=slowed)
 
     def local(self, op: Op, rank: int) -> Cost:
-        """Faster where the op is of the kind; launches of every op are the host's."""
+        """Faster in the op's share of the resource. For the host, the launches of every op are faster."""
         share = self._shares.of(op, rank).get(self._kind, 0.0)
         return self._scale(self.inner.local(op, rank), share, self._kind == HOST)
 
