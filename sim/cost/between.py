@@ -1,7 +1,7 @@
-"""Seconds between measured points: along one size, over a grid of shapes.
+"""Interpolates seconds between measured points: along one size (`Curve`), over a grid of shapes (`Grid`).
 
-A call takes its bytes and its FLOPs, each at some rate, and what comes with every call: a sum. Between points the sum is what grows evenly; its
-logarithm bends, and a straight line in logarithms lies 15 to 30 % above it in the middle of points that are 16 times apart.
+The time of a call is a sum: its bytes and its FLOPs, each at some rate, and a fixed cost. Between two points this sum grows linearly, but its
+logarithm is curved: a straight line in logarithms lies 15 to 30 % above it in the middle of two points that are 16 times apart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import product
 
 Shape = tuple[int, ...]
 _ROUNDS = 500
-"""Of the fit's coordinate descent: terms that are not alike settle in some dozens."""
+"""Rounds of coordinate descent in `fitted`: terms that are not alike converge in some dozens."""
 
 
 class Curve:
@@ -43,15 +43,15 @@ class Curve:
 
 
 class Grid:
-    """Seconds over a grid of shapes: terms at rates that are fitted to all points, by what they are off at the points around, multilinear in
-    logarithms.
+    """Seconds over a grid of shapes: a sum of terms at rates that are fitted to all points, times the error of that sum, interpolated between the points
+    around the shape (multilinear in logarithms).
 
     Corners too large to measure are off as the nearest smaller measured shape is: beyond the measured volume
     the efficiency stays what it was (a GEMM's time per FLOP has flattened there).
     """
 
     def __init__(self, points: Iterable[tuple[Shape, float]], terms: Callable[[Shape], Sequence[float]]) -> None:
-        """`terms`: what a shape takes of each kind: FLOPs, bytes, calls."""
+        """`points`: (shape, measured seconds). `terms`: the amounts of each kind that a shape takes, e.g. FLOPs, bytes, calls."""
         measured = dict(points)
         self._terms = terms
         self._rates = fitted([(terms(shape), seconds) for shape, seconds in measured.items()])
@@ -95,8 +95,8 @@ class Grid:
 
 
 def fitted(rows: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ...]:
-    """Seconds for each unit of each term, none below 0, from rows of (terms, measured seconds): least squares of what each row is off by, as a
-    share. What one row alone leaves open is the first term's."""
+    """Seconds for each unit of each term, none below 0, from rows of (terms, measured seconds): least squares of the relative errors. With a single
+    row the first term explains all of its seconds."""
     shares = [[term / seconds for term in terms] for terms, seconds in rows]
     terms = range(len(shares[0]))
     gram = [[sum(row[i] * row[j] for row in shares) for j in terms] for i in terms]
@@ -110,5 +110,5 @@ def fitted(rows: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ...]:
 
 
 def total(rates: Sequence[float], terms: Sequence[float]) -> float:
-    """Seconds of so many units of each."""
+    """Seconds of `terms` (units of each) at `rates` (seconds per unit of each)."""
     return sum(rate * term for rate, term in zip(rates, terms, strict=True))

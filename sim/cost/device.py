@@ -1,7 +1,7 @@
-"""Fitted parameters, and which of them hold for a GPU.
+"""Fitted parameters, and which of them apply to a GPU.
 
-`params/*.toml` hold what was fitted, GPU by GPU and architecture by architecture, each with its source. A GPU of
-which nothing was measured takes the parameters of its own architecture, else those of the nearest one (`NEAREST`);
+`params/*.toml` hold what was fitted, GPU by GPU and architecture by architecture, each with its source. A GPU
+that was not measured takes the parameters of its own architecture, else those of the nearest one (`NEAREST`);
 all rates are shares of a GPU's specification, so they carry over. Costs from another architecture are `assumed`.
 """
 
@@ -43,25 +43,25 @@ NEAREST = {
     "gfx90a": ("gfx908", "gfx942", "sm80"),
     "gfx942": ("gfx90a", "gfx908", "sm90", "sm80"),
 }
-"""Architectures by kinship of their matrix units: synchronous mma (sm70-89, sm120), warp-group and tensor memory
-(sm90-107), AMD's. Where kin of the same kind is missing the generation before stands in."""
+"""For each architecture, those whose parameters may stand in for its own, the most similar first. Similar means the same kind of matrix units:
+synchronous mma (sm70-89, sm120), warp-group and tensor memory (sm90-107), AMD's. Where none of that kind is left, the generation before stands in."""
 TWO_DIES = ("sm100", "sm103", "sm107")
 """Data-centre Blackwell and Rubin: two dies behind one address space."""
 GROUPED = ("sm90", *TWO_DIES)
-"""Hopper and what came of it: groups of warps issue products, and switches sum (NVLS)."""
+"""Hopper and its data-centre successors: warp groups issue matrix products, and NVSwitches reduce (NVLS)."""
 ANY = "sm80"
-"""For architectures that nobody listed."""
+"""The architecture that is tried last, and the only one for architectures that `NEAREST` does not list."""
 
 STORED = {"mxfp8": "fp8", "rowfp8": "fp8", "nvfp4": "fp4"}
-"""Dtypes that run at the rate of another."""
+"""dtype -> the dtype at whose peak FLOP/s it runs."""
 BLOCKS = {"mxfp8": "fp4", "nvfp4": "fp4"}
-"""Dtypes whose blocks have scales of their own: matrix units that apply them came with those for 4 bits (PTX ISA, mma .block_scale: sm_100
-and later)."""
+"""Dtypes with one scale for each block of values -> the dtype whose units a GPU must have for them: matrix units that apply block scales came with
+the 4-bit units (PTX ISA, mma .block_scale: sm_100 and later)."""
 
 
 @cache
 def document(name: str) -> Mapping[str, object]:
-    """A parameter file as plain values."""
+    """The content of `params/NAME.toml` as plain values."""
     return tomllib.loads((PARAMS / f"{name}.toml").read_text("utf-8"))
 
 
@@ -71,15 +71,15 @@ def table(name: str, key: str, kind: type[T]) -> T:
 
 
 def as_sold(gpu: Gpu) -> Gpu:
-    """The catalog's GPU of this name, whose watts are for the peaks that it has there: peaks and a clock that a what-if gives are those that it
-    gets. A GPU of a name of its own is what it says."""
+    """The catalog entry of this name: the power limit goes with the peaks and the clock of that entry, not with those that a what-if sets. A GPU
+    whose name is not in the catalog is returned unchanged."""
     return find_gpu(gpu.name) if gpu.name in shelf("gpus") else gpu
 
 
 def choose(gpu: Gpu, fits: Mapping[str, str]) -> tuple[str, Source]:
-    """Which of `fits` (key -> architecture; keys are GPU names) describes this GPU, and how sure that is.
+    """The key of `fits` (GPU name -> architecture) whose parameters describe this GPU, and their source.
 
-    The GPU's own; else one of its architecture, or of the nearest one: the first by name.
+    The GPU's own key, else the first by name of its architecture ("fitted"); else the first by name of the nearest architecture ("assumed").
     """
     if gpu.name in fits:
         return gpu.name, "fitted"
@@ -91,7 +91,7 @@ def choose(gpu: Gpu, fits: Mapping[str, str]) -> tuple[str, Source]:
 
 
 def by_arch(gpu: Gpu, values: Mapping[str, T]) -> tuple[T, Source]:
-    """The value of the GPU's architecture, or of the nearest one that has a value."""
+    """The value of the GPU's architecture ("fitted"), or of the nearest one that has a value ("assumed")."""
     for place, arch in enumerate((gpu.arch, *NEAREST.get(gpu.arch, ()), ANY)):
         if arch in values:
             return values[arch], "fitted" if place == 0 else "assumed"
@@ -99,7 +99,8 @@ def by_arch(gpu: Gpu, values: Mapping[str, T]) -> tuple[T, Source]:
 
 
 def peak_flops(gpu: Gpu, dtype: str) -> float:
-    """Dense peak of a dtype. tf32 is a mode of fp32: without such units fp32 runs (as torch does). Raises `Refused`."""
+    """Dense peak FLOP/s of a dtype. On a GPU without TF32 units tf32 runs as fp32 (as in torch). Raises `Refused` for a dtype that the GPU has no
+    units for."""
     key = STORED.get(dtype, dtype)
     if key not in gpu.flops and key == "tf32":
         key = "fp32"

@@ -38,7 +38,8 @@ def _speed(cpu: str) -> float:
 
 
 def host_seconds(what: str, host: str, cpu: Cpu | None = None) -> float:
-    """Seconds of one unit of host work `what` on one thread. Raises `UnknownName` for a kind nobody measured."""
+    """Seconds of one unit of host work `what` on one thread. Raises `UnknownName` for a kind of work that the table lacks,
+    or a kind of host. `cpu`: a slower one stretches the table's values; None: as on the table's CPU."""
     if what in _FIXED:
         return _FIXED[what]
     values = _values(host)
@@ -52,11 +53,11 @@ class Calls(NamedTuple):
 
     kernel: float
     launch: float
-    """A bare one, again and again from a loop in C++."""
+    """One kernel launch alone, repeated in a C++ loop."""
     convolution: float
-    """What a convolution or a batch norm takes beside `kernel`: each call describes its arrays to cuDNN, looks up the plan and asks for its workspace."""
+    """Further seconds of a convolution or a batch norm: each call describes its arrays to cuDNN, looks up the plan and asks for its workspace."""
 
     def of(self, work: Work) -> float:
-        """Of the work's one call."""
+        """Seconds of the one call that launches `work`."""
         asks = isinstance(work, Conv) or (isinstance(work, MemoryBound) and work.what.startswith("batchnorm"))
         return self.kernel + self.convolution if asks else self.kernel

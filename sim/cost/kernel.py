@@ -1,6 +1,6 @@
 """Seconds of one `Work` on one GPU: the dispatch by kind of work, and its cache.
 
-`kernel_cost` is called for every op of a program, so what was priced once is looked up by value.
+`kernel_cost` is called for every op of a program, so equal works are priced once and then found in a cache.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Priced = dict[tuple[Work, str, bool, float], Cost]
 _known: dict[int, tuple[Gpu, Priced]] = {}
 _MOST_WORKS = 4096
 _MOST_GPUS = 64
-"""Devices whose prices are kept: a sweep that edits GPUs makes new ones without end."""
+"""Number of GPU objects whose prices are kept: a sweep that edits GPUs makes a new object for each edit."""
 _assumed: list[tuple[float, float]] = []
-"""The clocks of wide and of narrow products that a refit gives to all GPUs; empty: each has its own."""
+"""The training clocks of products of 16 bits or more and of fewer bits that a refit gives to all GPUs; empty: each GPU has its own."""
 
 
 def kernel_cost(work: Work, gpu: Gpu, efficiency: str = "flash2", sustained: bool = True, board: float = 1.0) -> Cost:
-    """Seconds of all `repeat` launches together, without the gaps between launches, and on what they rest.
+    """Cost of all `repeat` launches of `work` together, without the gaps between launches.
 
     `efficiency`: the attention kernels (flash1 flash2 flash3 cudnn). `sustained`: clocks as in training, under the power limit; False:
-    those of a short benchmark. `board`: clock of this board over that (`slowest`: of the mean board; `sim.cost.power`: without a power limit).
-    Raises `Refused` for a dtype that the GPU has no units for.
+    those of a short benchmark. `board`: further factor on that clock for this board (`slowest`: over that of the mean board; `sim.cost.power`: over
+    that without a power limit). Raises `Refused` for a dtype that the GPU has no units for, `BadInput` for work of a CPU thread.
     """
     entry = _known.get(id(gpu))
     if entry is None:
@@ -47,14 +47,14 @@ def kernel_cost(work: Work, gpu: Gpu, efficiency: str = "flash2", sustained: boo
 
 
 def assume(clock: float | None, narrow: float | None = None) -> None:
-    """For refits: in training all GPUs keep `clock`, and `narrow` for 8- and 4-bit products; None gives each its own again. Prices already
-    known are forgotten."""
+    """For refits: sets the training clock of all GPUs to `clock`, and to `narrow` for 8- and 4-bit products (None: `clock` too). `clock` = None gives
+    each GPU its own again. Clears the cache of prices."""
     _assumed[:] = [] if clock is None else [(clock, clock if narrow is None else narrow)]
     _known.clear()
 
 
 def assumed() -> tuple[tuple[float, float], ...]:
-    """The clocks of `assume`, on which all prices rest while a refit has them; empty otherwise."""
+    """The clocks that `assume` has set, as one pair (16 bits or more, fewer); empty where each GPU has its own."""
     return tuple(_assumed)
 
 
@@ -91,19 +91,21 @@ def _matrix(work: Products, gpu: Gpu, efficiency: str, sustained: bool) -> tuple
 
 
 def _training(work: Products, gpu: Gpu) -> float:
-    """Clock of the matrix units in training (`training_clock`). fp32 without them keeps the board's but where it is known to reach the limit."""
+    """Clock in training over that in a benchmark: of the matrix units (`training_clock`, or what `assume` has set), or of products that run without
+    them (`vector_clock`)."""
     if work.dtype in EXACT:
         return vector_clock(gpu)
     return _assumed[0][is_narrow(work.dtype)] if _assumed else training_clock(gpu, work.dtype)[0]
 
 
 def at_clock(work: Work, gpu: Gpu, seconds: float, clock: float) -> float:
-    """What a kernel of `seconds` takes at so much of the clock: its matrix units' own part stretches, that of memory and launches does not."""
+    """Seconds at `clock` times the clock at which the kernel takes `seconds`: only the part of its matrix units (`own_part`) changes, that of memory
+    and launches does not."""
     if isinstance(work, (MemoryBound, HostWork)):
         return seconds
     return seconds + own_part(work, gpu, seconds) * (1.0 / clock - 1.0)
 
 
 def own_part(work: Products, gpu: Gpu, seconds: float) -> float:
-    """Of a kernel's seconds, what its matrix units take at the best rate that they reach."""
+    """The part of a kernel's `seconds` that its matrix units take at the best rate that they reach (`BEST` of peak)."""
     return min(seconds, work.flops / (peak_flops(gpu, work.dtype) * BEST))

@@ -13,12 +13,13 @@ from topologies.hardware import Gpu
 CHANNELS = {"sm70": 12, "sm80": 24, "sm90": 24, **dict.fromkeys(TWO_DIES, 28)}
 """SMs that a collective's kernel holds (facts: channels, SMs, chunks; V100: NCCL 2.x hybrid cube mesh, and sm107 as Blackwell: assumed)."""
 _OTHER = 8
-"""Of other architectures, AMD's among them: most are boards whose PCIe few channels fill (assumed)."""
+"""The same for all other architectures, AMD's too: most are boards on PCIe, which a few channels fill (assumed)."""
 _MOST = 4
-"""One in so many SMs is held at most: NCCL opens no more channels than links ask for, and small GPUs have few (assumed)."""
+"""A collective holds at most one SM in four: NCCL opens no more channels than the links need, and small GPUs have few links (assumed)."""
 
 
 def slowdown(gpu: Gpu, held: int | None = None) -> float:
-    """Factor >= 1 on compute, which loses the SMs that are `held` (None: NCCL's channels); the collective keeps its speed."""
+    """Factor >= 1 on the time of compute that runs beside a collective. `held`: SMs that the collective holds; None: the architecture's number of
+    channels (`CHANNELS`). The collective keeps its speed."""
     taken = min(CHANNELS.get(gpu.arch, _OTHER) if held is None else held, gpu.sms // _MOST)
     return gpu.sms / (gpu.sms - taken)

@@ -1,4 +1,4 @@
-"""What the pricers of all machines share: named resources, disks, slow ranks."""
+"""What the pricers of CPU hosts and of GPU machines have in common: named resources, disks, slow ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from topologies.graph import Topology
 
 
 class Capacity(Mapping[str, float]):
-    """Resources by name: directed links from the topology, `n3.cores`, `n3.disk.read`, `n3.disk.write`; `n3.store.read` is what one node
-    gets of the shared store, `store.read` what all get."""
+    """Capacity of each resource by name. Directed links of the topology, disks (`n3.disk.read`, `n3.disk.write`) and the shared store: bytes/s, where
+    `n3.store.read` is what one node gets and `store.read` what all nodes get together. `n3.cores`: the CPU cores of node 3."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -40,7 +40,7 @@ class Capacity(Mapping[str, float]):
 
 
 def share_of(op: Op) -> float:
-    """Of what a thread's op takes from its machine, the part that counts."""
+    """The smallest `HostWork.share` of the op's works: the factor on what the op takes from disks and stores. 1 for an op without such works."""
     return min((work.share for work in op.works if isinstance(work, HostWork)), default=1.0)
 
 
@@ -51,10 +51,10 @@ thread_count = 1)."""
 
 
 class Common:
-    """What both pricers share: disks, stragglers."""
+    """Base class of both pricers: disks and stragglers."""
 
     saved = Curve(())
-    """Seconds of torch.save by bytes, where it was timed."""
+    """Measured seconds of torch.save over bytes; empty where it was not measured."""
 
     def __init__(self, topology: Topology, factor: Callable[[int], float] | None = None) -> None:
         self.topology = topology
@@ -62,16 +62,16 @@ class Common:
         self._factor = factor or (lambda _: 1.0)
 
     def stretch(self, rank: int) -> float:
-        """How much longer compute takes on this rank: noise of the plan, and a slow device of the topology."""
+        """Factor on the compute time of this rank: the noise of the plan, over the relative speed of its device in the topology."""
         return self._factor(rank) / self.topology.speed(rank)
 
     def cores(self, rank: int, threads: float = 1.0) -> tuple[tuple[str, float], ...]:
-        """So many CPU threads at work."""
+        """`Cost.uses` of an op that keeps `threads` cores of the rank's node busy."""
         return ((f"n{self.topology.node(rank)}.cores", threads),)
 
     def _disk(self, op: Op, rank: int) -> Cost:
-        """Samples read one after the other, or a checkpoint written in one piece: to the node's disk, or the shared store. What the training
-        thread writes to a disk takes what torch.save was timed to take: the thread is what binds it."""
+        """The cost of reading samples one after the other, or of writing a checkpoint in one piece, on the node's disk or the shared store. Where
+        torch.save was measured, its time is the cost of what the training thread writes to a disk: that thread is the bottleneck."""
         if self.saved and op.cls == "output" and op.lane == HOST and op.how == "disk" and op.bytes:
             seconds, inside = self.saved.at(op.bytes)
             return Cost(seconds, "measured" if inside else "fitted", uses=self.cores(rank))
@@ -84,7 +84,7 @@ class Common:
         if store is None:
             rate = min(disk.write, SAVED) if write else disk.read
             return Cost(latency + op.bytes / rate, "assumed", latency, ((f"n{node}.disk.{what}", rate * share),))
-        # A checkpoint is written by many connections at once, of what one thread makes ready; a sample is read by one.
+        # Many connections write a checkpoint at once, but one thread prepares it (`SAVED`); one connection reads a sample.
         rate = min(store.write, store.total(write, self.topology.nodes), SAVED) if write else min(store.stream, store.read)
         uses = ((f"n{node}.store.{what}", rate * share), (f"store.{what}", rate * share))
         return Cost(latency + op.bytes / rate, "assumed", latency, uses)

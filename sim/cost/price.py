@@ -1,4 +1,4 @@
-"""What an op costs, and on what the figure rests."""
+"""The cost of an op, and how certain it is (`Source`)."""
 
 from __future__ import annotations
 

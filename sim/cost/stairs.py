@@ -1,8 +1,8 @@
-"""What the fitted model says between the points of a GPU's calibration: a table reads straight lines, a GPU climbs stairs.
+"""Corrects what is interpolated between the points of a GPU's calibration by the fitted model: a table gives smooth lines, a GPU's times have steps.
 
-Products of 1,600 columns leave as many SMs idle as those of 1,664, and attention over 25 heads as over 33: tiles and waves of blocks are in the model, and
-not in what is read between two points that are full of them. So a work is priced as the table reads it, by the model's own seconds over what
-the same table would read of the model's seconds at its points: at a point, exactly as measured.
+Products of 1,600 columns leave as many SMs idle as those of 1,664, and attention over 25 heads as over 33: the model knows tiles and waves of blocks,
+but a line between two points whose waves are full does not show them. So the table's seconds are multiplied by a factor: the model's seconds of the
+work, over those that the same table would give if its points held the model's seconds. At a measured point the factor is 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topologies.hardware import Gpu
 
 
 class Stairs:
-    """The model's seconds over a line between its own seconds at the calibration's points."""
+    """The model's seconds of a work, over those interpolated between the model's seconds at the calibration's points."""
 
     def __init__(self, calibration: Calibration, gpu: Gpu, efficiency: str) -> None:
         """`efficiency`: the attention kernels (`sim.cost.kernel`)."""
@@ -36,7 +36,8 @@ class Stairs:
         return kernel_cost(work, self._gpu, self._efficiency, self._calibration.loaded).seconds
 
     def factor(self, work: Work) -> float:
-        """1 for works of other kinds than products and attention, and for exact fp32: its kernels have other tiles than those that the model was fitted on."""
+        """Factor on the seconds that the calibration's table gives for `work`. 1 for works other than products and attention, and for exact dtypes: their
+        kernels have other tiles than those that the model was fitted on."""
         if not isinstance(work, (Gemm, Attention)) or work.dtype in EXACT:
             return 1.0
         line, _ = self._lines.price(work)
@@ -44,12 +45,12 @@ class Stairs:
 
 
 _known: dict[tuple[int, int, str], Stairs] = {}
-"""Each keeps its calibration and its GPU, so that their ids stay their own."""
+"""(id of the calibration, id of the GPU, attention kernels) -> `Stairs`, which holds both objects, so that no other object gets their ids."""
 _MOST = 16
 
 
 def stairs_of(calibration: Calibration, gpu: Gpu, efficiency: str) -> Stairs:
-    """Made once for a calibration and a GPU."""
+    """The `Stairs` of a calibration, a GPU and its attention kernels: made once, then kept."""
     key = id(calibration), id(gpu), efficiency
     found = _known.get(key)
     if found is None:
