@@ -7,7 +7,8 @@
 (cuDNN implicit precomputed GEMM; NVIDIA convolution user's guide.) 3 x 3 kernels of stride 1 in fp32 run by Winograd's algorithm, which
 multiplies fewer numbers than the product has: in one kernel where channels are few, in kernels of its own where they are many, the
 faster of the two (cuDNN's choices by shape: tensorflow issue 9322); gradients of weights in kernels of its own alone (cuDNN, bwd_filter
-algorithms). In 16 bits three channels (pictures) run far below the product's rate, where it was measured. Grouped convolutions are one GEMM per group; depthwise ones have a page of their own (`sim.cost.depthwise`).
+algorithms). 16-bit convolutions of three channels (pictures) run far below the rate of the GEMM, where that was measured.
+Grouped convolutions are one GEMM per group; depthwise ones have a module of their own (`sim.cost.depthwise`).
 Parameters: `params/conv.toml`.
 """
 
@@ -28,17 +29,17 @@ from sim.work import BYTES, Conv, MemoryBound
 from topologies.hardware import Gpu
 
 _TILE = 4
-"""Side of what one tile of F(4 x 4, 3 x 3) gives."""
+"""Side of the output tile of F(4 x 4, 3 x 3)."""
 _PLACES = 36
-"""Of its transformed operands: 6 x 6."""
+"""Values of a transformed tile: 6 x 6."""
 
 
 class Odd(msgspec.Struct, frozen=True, kw_only=True):
-    """16-bit maps of an odd number of channels, which no tensor core loads as they lie."""
+    """Rates of convolutions of 16-bit maps with an odd number of channels, whose layout tensor cores cannot load."""
 
     arch: tuple[str, ...]
     fwd: float
-    """FLOP/s over those of the GPU's fp32 units; so are the gradients'."""
+    """FLOP/s over the peak of the GPU's fp32 units; the same for `dgrad` and `wgrad`."""
     dgrad: float
     wgrad: float
 
@@ -61,7 +62,7 @@ def _odd() -> Odd:
 
 
 def conv_cost(work: Conv, gpu: Gpu, sustained: bool) -> tuple[float, Source]:
-    """Seconds of all repeats, always `assumed`: rates follow from GEMMs. Raises `Refused` for a dtype without units."""
+    """Seconds of all repeats; the source is always `assumed`, since rates are derived from GEMMs. Raises `Refused` for a dtype without units."""
     share, align = _fit()
     if is_depthwise(work):
         return depthwise_seconds(work, gpu, share.depthwise), "assumed"
@@ -82,7 +83,7 @@ def conv_cost(work: Conv, gpu: Gpu, sustained: bool) -> tuple[float, Source]:
 
 
 class _Rate(NamedTuple):
-    """What a GPU's products of one dtype run at."""
+    """All that decides the rate of a GPU's GEMMs of one dtype: arguments of `gemm_seconds`."""
 
     gpu: Gpu
     fit: GemmFit
@@ -95,7 +96,7 @@ class _Rate(NamedTuple):
 
 
 def _saves(work: Conv) -> bool:
-    """Winograd's algorithms: fp32, 3 x 3, stride 1, one group, NCHW (in NHWC Mask R-CNN in fp32 is slower: its README, known issues)."""
+    """True where Winograd's algorithms apply: fp32, 3 x 3, stride 1, one group, NCHW (in NHWC Mask R-CNN in fp32 is slower: its README, known issues)."""
     plain = work.dtype == "fp32" and work.stride == 1 and work.groups == 1 and not work.channels_last
     return plain and work.kh == work.kw == 3
 

@@ -1,4 +1,4 @@
-"""Seconds of a depthwise convolution: cuDNN's kernels stream, PyTorch's own are bound by the integers they count places with.
+"""Seconds of a depthwise convolution: memory bandwidth bounds cuDNN's kernels, integer instructions for indices bound PyTorch's own.
 
 Maps whose channels lie side by side (NHWC), and maps of 16 bits, go to cuDNN: bytes at a share of the streaming rate. fp32 and tf32 maps in NCHW
 go to kernels of PyTorch's own (aten/src/ATen/native/Convolution.cpp, use_cudnn_depthwise), whose work is seen in their source
@@ -28,16 +28,16 @@ from topologies.hardware import Gpu
 
 
 class Own(msgspec.Struct, frozen=True, kw_only=True):
-    """32-bit integer instructions of PyTorch's own kernels."""
+    """Numbers of 32-bit integer instructions in PyTorch's own kernels."""
 
     place: float
-    """Of a thread: batch, channel, row and column of its value."""
+    """In each thread, to find batch, channel, row and column of its value."""
     tap: float
-    """Of one tap."""
+    """For each tap of the filter."""
     step: float
-    """Of the weight's gradient, for one output value and tap."""
+    """In the weight's gradient, for each output value and tap."""
     lanes: float
-    """Such instructions that an SM ends in one clock, each for one thread."""
+    """Instructions of one thread that an SM completes in one clock."""
 
 
 @cache
@@ -46,12 +46,12 @@ def _own() -> Own:
 
 
 def is_depthwise(work: Conv) -> bool:
-    """Has every input channel a group of its own?"""
+    """True where every input channel is a group of its own."""
     return work.groups == work.c_in > 1
 
 
 def depthwise_seconds(work: Conv, gpu: Gpu, share: float) -> float:
-    """Seconds of all repeats. `share`: of the streaming rate, that cuDNN's kernels reach."""
+    """Seconds of all repeats. `share`: the part of the streaming rate that cuDNN's kernels reach."""
     moved = work.bytes / work.repeat
     if BYTES[work.dtype] < 4 or work.channels_last or not gpu.arch.startswith("sm"):
         return _streamed(work, moved / share, gpu) * work.repeat
@@ -64,7 +64,7 @@ def _streamed(work: Conv, moved: float, gpu: Gpu) -> float:
 
 
 def instructions(work: Conv) -> float:
-    """Integer instructions of one kernel of PyTorch's own."""
+    """Integer instructions of one launch of PyTorch's own kernel."""
     own, taps, (oh, ow) = _own(), work.kh * work.kw, work.out
     outputs = work.batch * work.c_out * oh * ow
     if work.role == "wgrad":

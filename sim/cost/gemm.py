@@ -1,7 +1,7 @@
 """Seconds of a `Gemm` or `GroupedGemm` on a GPU: which fitted parameters hold for it, and its clock in training.
 
-The formula is `sim.cost.tiles`; parameters per GPU are in `params/gemm.toml`, what changes the rate beside the shape (layout,
-grouping, kinship) in `params/gemm_shares.toml`.
+The formula is in `sim.cost.tiles`; parameters per GPU are in `params/gemm.toml`; factors on the rate that do not come from the shape (layout,
+grouping, parameters of another architecture) are in `params/gemm_shares.toml`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from topologies.devices import gpu as find_gpu
 from topologies.hardware import Gpu
 
 CLASSES = {"fp32": "fp32", "fp64": "fp32", "tf32": "bf16", "bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "int8": "fp8", "fp4": "fp8"}
-"""dtype -> the set of parameters that describes it: all 16-bit kinds share kernels, tf32 is the same kernel over wider words."""
+"""dtype -> the set of parameters that describes it: all 16-bit dtypes share kernels, tf32 runs the same kernels on wider words."""
 
 
 BEST = 0.9
 """Share of peak FLOP/s that the best GEMMs reach where power does not limit them (A100 0.93, RTX PRO 6000 0.87 of peak)."""
 STARVED = ("l4", "t4")
-"""Boards whose 70 W hold them at a third of their peak: their shares are no guide for others."""
+"""Boards whose power limit of 70 W holds them at a third of their peak: their parameters do not stand for other GPUs."""
 NO_TENSOR = ("sm37", "sm60", "sm61")
-"""Architectures without matrix units: all dtypes run as fp32 kernels do."""
+"""Architectures without matrix units: the fp32 kernels' parameters hold for all dtypes."""
 
 
 @cache
@@ -41,7 +41,7 @@ def _shares() -> dict[str, dict[str, float]]:
 
 
 def _class_of(gpu: Gpu, dtype: str) -> tuple[str, str]:
-    """(dtype as it runs on this GPU, class of kernels)."""
+    """(dtype as which it runs on this GPU, class of kernels as in `CLASSES`)."""
     key = STORED.get(dtype, dtype)
     if key == "tf32" and "tf32" not in gpu.flops:
         key = "fp32"
@@ -59,7 +59,7 @@ def _guides(gpu: Gpu, kind: str) -> dict[str, str]:
 
 
 def fit_of(gpu: Gpu, dtype: str) -> tuple[GemmFit, Source]:
-    """Parameters that describe GEMMs of a dtype on a GPU. Quantising casts are kernels of their own: not in `floor`."""
+    """Parameters that describe GEMMs of a dtype on a GPU, and their source. `floor` holds no quantising cast, which is a kernel of its own."""
     key, kind = _class_of(gpu, dtype)
     name, source = choose(gpu, _guides(gpu, kind))
     fit = fits(kind)[name]
@@ -74,29 +74,29 @@ def fit_of(gpu: Gpu, dtype: str) -> tuple[GemmFit, Source]:
 def sustained_clock(gpu: Gpu, dtype: str) -> float:
     """Factor on the tensor cores' rate in training, when kernels follow one another for hours.
 
-    A GPU that was measured keeps 1 - droop of its fit. Another one takes the fit of its kin and the clock that its own
+    A GPU that was measured has 1 - `droop` of its fit. Another one takes the fit of a similar GPU and the clock that its own
     power limit leaves (`power_ratio`), up to `BEST` of peak.
     """
     return kin_clock(fit_of(gpu, dtype)[0], power_ratio(gpu, dtype))
 
 
 def powered(gpu: Gpu, dtype: str) -> float:
-    """What the power limit changes in the rate of a GPU's products beside that of the GPU whose parameters it takes: `power_ratio`, but no more
-    than leads to `BEST` of peak."""
+    """Factor of the power limit on the rate of a GPU's GEMMs, relative to the GPU whose parameters it takes: `power_ratio`, but no more than what
+    leads to `BEST` of peak."""
     fit = fit_of(gpu, dtype)[0]
     return kin_clock(fit, power_ratio(gpu, dtype)) / kin_clock(fit, 1.0)
 
 
 def kin_clock(fit: GemmFit, ratio: float) -> float:
-    """The clock under sustained load of a GPU that takes the parameters of another, whose own clock the power limit lets be `ratio` times as
-    high; at most what reaches `BEST` of peak."""
+    """The clock under sustained load of a GPU that takes the parameters `fit` of another one. Its power limit allows `ratio` times the other's clock;
+    above that clock, no more than what reaches `BEST` of peak."""
     own = 1.0 - fit.droop
     return own if ratio == 1.0 else min(own * ratio, max(own, BEST / fit.peak))
 
 
 def lent(fit: GemmFit, ratio: float) -> GemmFit:
-    """The same parameters for that GPU in a benchmark: what its power limit takes shows in large products (`tiles.gemm_seconds`), what it leaves
-    more in all."""
+    """The parameters `fit` for the GPU of `kin_clock`, in a benchmark. A `ratio` below 1 slows large GEMMs down (`tiles.gemm_seconds`), one above 1
+    speeds up all."""
     if ratio == 1.0:
         return fit
     peak = fit.peak * max(1.0, min(ratio, BEST / fit.peak))
@@ -122,8 +122,8 @@ def power_ratio(gpu: Gpu, dtype: str) -> float:
 
 
 def told_by(gpu: Gpu, dtype: str) -> str:
-    """The GPU by whose watts this one's are told: that whose parameters it takes, or one of its own process where these are of another (the table
-    [told] of `params/sustained.toml`)."""
+    """The GPU with whose power limit this one's is compared: the one whose parameters it takes; where that has another architecture, the one that the
+    table [told] of `params/sustained.toml` names, made in the same process."""
     name = _name_of(gpu, dtype)
     lent = _reference(name).arch != gpu.arch and dtype not in EXACT
     return table("sustained", "told", dict[str, str]).get(gpu.arch, name) if lent else name
@@ -161,7 +161,7 @@ def gemm_cost(work: Gemm, gpu: Gpu, sustained: bool = True) -> tuple[float, Sour
 
 
 def _peak(gpu: Gpu, work: Gemm | GroupedGemm) -> float:
-    """FLOP/s of the dtype, times what the layout and the kinship to a measured architecture leave."""
+    """Peak FLOP/s of the dtype, times the factors of `params/gemm_shares.toml`: role, alignment of rows, architecture, format."""
     shares = _shares()
     role = shares["role"]["accumulate" if work.accumulate else work.role]
     if isinstance(work, Gemm) and BYTES[work.dtype] == 2 and row_alignment(work) < LINE:
@@ -172,7 +172,7 @@ def _peak(gpu: Gpu, work: Gemm | GroupedGemm) -> float:
 
 
 def grouped_cost(work: GroupedGemm, gpu: Gpu, sustained: bool = True) -> tuple[float, Source]:
-    """Seconds of all repeats: experts with equal shares of the rows, in one launch or one launch each."""
+    """Seconds of all repeats: every expert has an equal share of the rows; one launch for all (`fused`) or one for each."""
     peak = _peak(gpu, work)
     fit, source = fit_of(gpu, work.dtype)
     size = BYTES[work.dtype]

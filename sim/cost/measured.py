@@ -1,7 +1,7 @@
-"""Measured kernels before fitted ones on GPUs: published tables first, the model last (what was measured of this very machine comes before
-both: `sim.cost.calibrated`).
+"""Prices GPU kernels by measurements where there are any: published tables first, the fitted model last (a calibration of this very machine comes
+before both: `sim.cost.calibrated`).
 
-Each cost says which it was: `measured` where a table covers the shape, else `fitted` or `assumed`.
+`Cost.source` tells which one it was: `measured` where a table covers the shape, else `fitted` or `assumed`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from topologies.graph import Topology
 from topologies.hardware import Gpu
 
 Lookup = Callable[[Work, Gpu], Cost | None]
-"""What was measured of a work on a GPU; None where it does not say."""
+"""The measured cost of a work on a GPU; None where this source does not cover it."""
 SOURCES = ("fitted", "tables")
 """Cost sources by name: the fitted model alone, or the tables of `sim.cost.tables` where they cover a shape."""
 
 
 class MeasuredPricer(GpuPricer):
-    """A `GpuPricer` whose kernels are looked up first."""
+    """A `GpuPricer` that asks `lookups` for a kernel first, in their order."""
 
     def __init__(
         self,
@@ -39,7 +39,8 @@ class MeasuredPricer(GpuPricer):
         self._priced: dict[tuple[Work, int], tuple[Cost, Gpu]] = {}
 
     def kernel(self, work: Work, gpu: Gpu) -> Cost:
-        """The first lookup that knows the work. Measurements are of short benchmarks: they stretch in training as the fitted model does."""
+        """The cost by the first lookup that covers the work, else by the fitted model. Measurements are short benchmarks: they are multiplied by the
+        model's seconds in training over its seconds in a benchmark."""
         found = self._priced.get((work, id(gpu)))
         if found is None:
             found = self._priced[work, id(gpu)] = (self._looked_up(work, gpu), gpu)  # the GPU is kept, so that its id stays its own

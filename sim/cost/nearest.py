@@ -1,4 +1,4 @@
-"""The point of a calibration that is nearest to a work which none covers: by what the fitted model is off there, it is likely off here."""
+"""The point of a calibration that is nearest to a work which no point covers: the fitted model is likely to have the same relative error at both."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sim.cost.variant import variant
 from sim.work import Attention, Conv, Gemm, MemoryBound, Work, row_alignment
 
 _APART = 8.0
-"""Between products whose rows are multiples of 16 bytes and of 8, for which other kernels are taken, in the measure of sizes' logarithms."""
+"""Distance between GEMMs whose rows are aligned to 16 bytes and to 8, in natural logarithms of sizes: libraries take other kernels for them."""
 _KINDS: dict[type, str] = {Gemm: "gemm", MemoryBound: "memory", Attention: "attention", Conv: "conv"}
 Place = tuple[float, ...]
 
 
 def nearest(work: Work, calibration: Calibration) -> tuple[Work, float] | None:
-    """What was timed there, and its seconds; None where nothing of its kind and dtype was."""
+    """(the work that was timed at the nearest point, its seconds); None where the calibration has no point of this kind and dtype, or for sparse attention."""
     kind = _KINDS.get(type(work))
     if kind is None or of_choice(work):
         return None

@@ -1,9 +1,9 @@
-"""Seconds of attention to chosen keys, and of the scores by which they are chosen (DeepSeek-V3.2, section 2.1).
+"""Seconds of sparse attention to chosen keys, and of the scores that choose them (DeepSeek-V3.2, section 2.1).
 
-    time = floor + the longer of: products at a share of the peak; the rows that queries pick, moved from L2 or from memory
+    time = floor + the longer of: products at a share of the peak; moving the rows that queries pick from L2 or from memory
 
-A query's heads are the rows of one block, which walks over the keys that the query picked. Backward adds to each picked row in fp32, one
-atomic operation a value: what of keys and sums does not stay in L2 goes to memory and back. Parameters: `params/sparse.toml`.
+A block's rows are heads of one query, and it walks over the keys that this query picked. The backward kernel adds to each picked row in fp32, one
+atomic operation for each value: the part of keys and sums that does not stay in L2 goes to memory and back. Parameters: `params/sparse.toml`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sim.work import BYTES, Attention, Gemm, MemoryBound, Scores, Work
 from topologies.hardware import Gpu
 
 FLOOR = 1e-5
-"""Seconds of the smallest call: that of the other attention kernels (attention.toml)."""
+"""Seconds of the smallest call, as of the other attention kernels (attention.toml)."""
 MANY = 128
-"""Heads on a rank from which kernels use pairs of SMs, or fill a block's rows twice."""
+"""From this number of heads on a rank, kernels use pairs of SMs, or fill a block's rows twice."""
 
 
 class Heads(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Heads(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """By architecture, one way each."""
+    """Rates of the scores by architecture, for the forward and the backward kernel."""
 
     forward: dict[str, float]
     backward: dict[str, float]
@@ -52,12 +52,12 @@ class Fit(msgspec.Struct, frozen=True):
 
 @cache
 def fitted() -> Fit:
-    """The file's parameters."""
+    """The parameters in `params/sparse.toml`."""
     return msgspec.convert(document("sparse"), Fit)
 
 
 def of_choice(work: Work) -> TypeGuard[Attention | Scores]:
-    """Is it attention to chosen keys, or the scores that choose?"""
+    """True for attention to chosen keys and for the scores that choose them."""
     return isinstance(work, Scores) or (isinstance(work, Attention) and work.chosen > 0)
 
 
@@ -79,7 +79,8 @@ def sparse_cost(work: Attention | Scores, gpu: Gpu, clock: float = 1.0) -> tuple
 
 
 def _moving(work: Attention | Scores, gpu: Gpu, blocks: int) -> float:
-    """Seconds to move the rows that queries pick, and their gradients, for each of a query's blocks; of dense scores, what is written."""
+    """Seconds to move the rows that queries pick, and backward their fp32 sums, once for each of the `blocks` of a query; for dense scores, seconds to
+    move the bytes of the work."""
     if not work.chosen:
         return work.bytes / work.repeat / (DRAM * gpu.bandwidth)
     row = work.d * BYTES[work.dtype]
@@ -91,8 +92,9 @@ def _moving(work: Attention | Scores, gpu: Gpu, blocks: int) -> float:
 
 
 def in_parts(work: Attention | Scores) -> tuple[Work, ...]:
-    """The same by kernels that every device has: rows picked, products of each query's heads with them, a pass over the scores. Backward makes
-    scores again, and each product's two gradients, and adds to the rows. Dense scores are one product for each head."""
+    """The same work as kernels that every device has: an embedding that picks rows, a batched GEMM of each query's heads with them, a softmax, and for
+    attention a second GEMM. Backward repeats the first three, computes the gradients of each GEMM and of the softmax, and adds to the rows. Dense scores
+    are one GEMM for each head."""
     e, d, dtype = BYTES[work.dtype], work.d, work.dtype
     if not work.chosen:
         return _dense(work)
@@ -112,7 +114,7 @@ def in_parts(work: Attention | Scores) -> tuple[Work, ...]:
 
 
 def _dense(work: Attention | Scores) -> tuple[Work, ...]:
-    """Half of each product is masked away, and so is not computed by kernels that know; here it is."""
+    """Dense scores as kernels that every device has. They compute the masked half of each product too, which special kernels leave out."""
     batch, repeat = work.batch * work.heads, work.repeat
     product = Gemm(work.q, work.kv, work.d, work.dtype, batch, repeat=repeat)
     size = round(batch * work.q * work.kv * BYTES[work.dtype])

@@ -1,5 +1,5 @@
-"""Messages and sums of tensors in the host memory of GPU ranks (a parameter server, gradients summed on the CPU): gloo moves them, as
-torch's "cpu:gloo,cuda:nccl" does. NVLink and the devices' peer paths carry nothing of it.
+"""Messages and collectives on tensors in the host memory of GPU ranks (a parameter server, gradients summed on the CPU). gloo moves them, as with
+torch's backend "cpu:gloo,cuda:nccl"; they use no NVLink and no peer-to-peer path between devices.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from topologies.graph import Topology
 
 
 def staged(name: str, size: int, members: Sequence[int], topology: Topology, network: Cost) -> Cost:
-    """`size` bytes between the hosts' processes of `members`. `network` is what the machine's own links would take: between nodes the slower of
-    the two counts, and the links are used for as long."""
+    """The cost of the message or collective `name` of `size` bytes between the processes of `members`. `network`: its cost on the machine's own links.
+    Inside one node gloo's cost counts; between nodes the slower of the two, and where that is gloo the links carry the same bytes at a lower rate."""
     own = gloo_cost(name, size, len(members), ())
     nodes = [topology.node(rank) for rank in members]
     share = nodes.count(nodes[0]) / len(nodes)

@@ -1,6 +1,6 @@
-"""Which of a library's kernels a memory-bound work is: `layernorm`, `gelu_backward`, `add`. Probe, player and all prices tell them apart by this rule.
+"""The name of the library kernel that runs a memory-bound work: `layernorm`, `gelu_backward`, `add`. Probe, player and all prices use this rule.
 
-Works name what is done, not which way: of most kinds the backward pass reads more arrays than it writes.
+A work names the operation but not forward or backward: of most kinds only the backward kernel reads more arrays than it writes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import math
 from sim.work import BYTES, MemoryBound
 
 HALVES = "_halves"
-"""After the name of a kernel that reads a half of each row."""
+"""Suffix of the name of a kernel that reads one half of each row."""
 WIDEN = "widen"
 """A cast to a wider dtype, which a GPU makes at half the rate of one to a narrower dtype."""
 WEIGHTS = "layernorm_weights"
-"""The gradients of a layer norm's weights: sums over its rows."""
+"""The kernel for the gradients of a layer norm's weights: sums over its rows."""
 NARROW = 1024
 """Elements of a row that one warp keeps in registers (torch's persistent softmax)."""
 _BACKWARD = dict.fromkeys(("layernorm", "rmsnorm", "softmax", "softmax_wide", "activation", "rope"), 1.4) | {
@@ -26,7 +26,7 @@ read all of it for their statistics first (forward 2, and 3 where another map jo
 
 
 def variant(work: MemoryBound) -> str:
-    """The kernel's name: that of a pass backward ends in `_backward`, and in `HALVES` where that is how it reads its input."""
+    """The kernel's name. A backward kernel has the suffix `_backward`, one that reads halves of rows the suffix `HALVES`."""
     ratio = work.read / max(1, work.written)
     what = "permute" if work.what.startswith("transpose") else work.what
     if what in ("groupnorm", "batchnorm_fused"):  # statistics, then the values again
@@ -34,7 +34,7 @@ def variant(work: MemoryBound) -> str:
     if what == "layernorm_apart":  # kernels that a GPU runs for one norm
         what = "layernorm" if work.written else WEIGHTS
     if what == "softmax" and work.rows and work.written / BYTES[work.dtype] > NARROW * work.rows:
-        what = "softmax_wide"  # a loss: rows that no warp keeps in registers are read two and three times
+        what = "softmax_wide"  # as in a loss: rows too long for a warp's registers are read two or three times
     if what == "glu":
         return "glu_backward" if ratio < 1.8 else "glu"
     if what == "cast" and ratio < 1.0:
