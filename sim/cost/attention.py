@@ -2,8 +2,8 @@
 
     time = floor + waves of blocks: tiles of keys x (time of a tile) + start of a block
 
-One block works on some queries of one head and walks over the keys (half of them in the mean when causal). Each head
-size is a kernel of its own, with its own rate. Fitted on the best kernel of
+One block works on some queries of one head and walks over the keys (with a causal mask, half of them on average). Each head
+size has a kernel of its own, with its own rate. Fitted on the best kernel of
 each GPU; other families run at a stated share of it (`params/attention.toml`).
 """
 
@@ -23,24 +23,25 @@ from topologies.hardware import Gpu
 DRAM, HOT = 0.85, 3.0
 """Share of DRAM bandwidth of streaming kernels, and L2 bandwidth over it (see memory.toml, gemm.toml)."""
 EXACT, PRODUCTS = "efficient", 3
-"""What runs fused attention of 32 bits on GPUs with TF32 units, whether TF32 is allowed or not; and the products of TF32 that make one of fp32."""
+"""The family that runs 32-bit fused attention on GPUs with TF32 units, whether TF32 is allowed or not; and the number of TF32 products that make one
+of fp32."""
 SMALL, WIDE = 96, 128
-"""Columns up to which a head runs the kernel of 64 where that is the faster one; and those of the next kernel, which heads in between fill
-up (head sizes of flash-attention's hopper/tile_size.h)."""
+"""Largest head size that may run the kernel for 64 (where it is the faster one), and the head size of the next kernel, to which sizes in between
+are padded (head sizes of flash-attention's hopper/tile_size.h)."""
 REACHED = 0.67
-"""Share of peak FLOP/s in the walk of heads of 128 where power does not limit it (A100, RTX PRO 6000)."""
+"""Share of peak FLOP/s in the walk over the keys, for heads of 128, where power does not limit it (A100, RTX PRO 6000)."""
 
 
 class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Fitted on one GPU's best forward kernel."""
+    """Parameters of one GPU's best forward kernel."""
 
     arch: str
     floor: float
     """Seconds of the smallest call."""
     fill: float
-    """Keys whose time a block spends before and after its walk."""
+    """A block's time before and after its walk over the keys, as a number of keys."""
     peak: float
-    """Share of peak FLOP/s in the walk."""
+    """Share of peak FLOP/s in the walk over the keys."""
     diagonal: float
     """Keys beyond the causal half that a block computes and masks away."""
     round: float
@@ -48,13 +49,13 @@ class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 128
     """Queries of one block."""
     prepare: float = 0.0
-    """Times that inference moves q, k, v and the output before attention (rotary positions, cache): in the benchmark only."""
+    """How many times inference moves q, k, v and the output before attention (rotary positions, KV cache): in the benchmark only."""
     cache: float = 0.5
-    """Share of L2 in which these stay until they are read."""
+    """Share of L2 in which q, k, v and the output stay until they are read."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of a family's kernels over the best kernel, by architecture."""
+    """Rates of a family's forward kernels over the best kernel, by architecture."""
 
     forward: dict[str, float]
     backward: dict[str, float]
@@ -64,15 +65,15 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Family(Rates, frozen=True, kw_only=True):
-    """Rates of all head sizes and dtypes, and of those that are code of their own where they were measured."""
+    """Rates for all head sizes and dtypes, and in `kinds` for those that have kernels of their own and were measured."""
 
     kinds: dict[str, Rates] = {}
-    """d64 (heads up to 96 columns), d64-full (these without a mask), mla (values narrower than keys), fp8, fp8-d64, fp8-mla: for the architectures
-    that they name."""
+    """d64 (head sizes up to 96), d64-full (the same without a mask), mla (values of another size than keys), fp8, fp8-d64, fp8-mla. Each holds for the
+    architectures in its `forward`."""
 
 
 Sets = dict[str, AttentionFit]
-"""d64, d128, d256: causal kernels by head size (each is code of its own); full: without a mask, heads up to 80."""
+"""Kernel -> parameters. d64, d128, d256: causal kernels by head size; full: without a mask, heads up to 80."""
 
 
 @cache
@@ -96,8 +97,8 @@ def _families() -> dict[str, Family]:
 
 
 def attention_cost(work: Attention, gpu: Gpu, family: str = "flash2", clock: float = 1.0) -> tuple[float, Source]:
-    """Seconds of all repeats. `family`: of 16 and 8 bits (`EXACT`). `clock`: factor under sustained load. Raises `UnknownName` for the
-    family, `Refused` for the dtype."""
+    """Seconds of all repeats. `family`: kernels of 16- and 8-bit attention (32 bits: `EXACT`). `clock`: factor under sustained load. Raises
+    `UnknownName` for an unknown family, `Refused` for a dtype that the GPU has no units for."""
     peak = peak_flops(gpu, work.dtype) * clock
     if BYTES[work.dtype] == 4 and gpu.arch.startswith("sm") and "tf32" in gpu.flops:
         family, peak = EXACT, peak_flops(gpu, "tf32") / PRODUCTS * clock
@@ -120,22 +121,22 @@ def attention_cost(work: Attention, gpu: Gpu, family: str = "flash2", clock: flo
 
 
 def raised(gpu: Gpu, ratio: float) -> float:
-    """The clock of attention on a GPU whose power limit lets it be `ratio` times that of the GPU whose kernels it takes: above that at most what
-    reaches `REACHED` of peak."""
+    """Factor on the rate of attention on a GPU whose power limit allows `ratio` times the clock of the GPU whose parameters it takes. Above 1 it is at
+    most what reaches `REACHED` of peak."""
     known = fits("bf16")
     fit = known[choose(gpu, {key: sets["d128"].arch for key, sets in known.items()})[0]]["d128"]
     return min(ratio, max(1.0, REACHED / fit.peak))
 
 
 def _rates(family: Family, work: Attention, dtype: str, gpu: Gpu) -> Rates:
-    """The most special of a family's rates that hold for this GPU."""
+    """The most specific of a family's rates that hold for this GPU."""
     head = "mla" if work.dv and work.dv != work.d else "d64" if work.d <= SMALL else ""
     names = (f"fp8-{head}", "fp8") if dtype == "fp8" else (head,) if work.causal else (f"{head}-full", head)
     return next((family.kinds[name] for name in names if name in family.kinds and gpu.arch in family.kinds[name].forward), family)
 
 
 def _family(name: str) -> Family:
-    # A framework whose habit is unfused attention runs torch's own fused kernel when a plan asks for one.
+    # A framework that runs unfused attention by default takes torch's own fused kernel where a plan asks for fused attention.
     name = "flash2" if name == "math" else name
     families = _families()
     if name not in families:
@@ -144,7 +145,7 @@ def _family(name: str) -> Family:
 
 
 def forward_seconds(work: Attention, gpu: Gpu, fit: AttentionFit, peak: float, prepared: bool = True) -> float:
-    """Seconds of one forward kernel; with `prepared` = False also of the pass over q, k and v that inference makes before."""
+    """Seconds of one forward kernel; with `prepared` = False also of the passes over q, k and v that inference makes before it."""
     dv = work.dv or work.d
     rows = fit.rows if work.q > 32 else fit.rows // 2
     blocks = work.batch * work.heads * math.ceil(work.q / rows)
@@ -153,7 +154,7 @@ def forward_seconds(work: Attention, gpu: Gpu, fit: AttentionFit, peak: float, p
     step = 2.0 * rows * (_pad(work.d) + _pad(dv)) / rate
     load = blocks / gpu.sms
     waves = max(1.0, fit.round * math.ceil(load) + (1.0 - fit.round) * load)
-    # The last block of a causal sequence walks over all keys: nothing ends before it.
+    # The last block of a causal sequence walks over all keys: the kernel cannot end before it.
     longest = step * (min(work.kv, work.window or work.kv) + fit.fill)
     moved = work.bytes / work.repeat
     before = 0.0 if prepared else _moving(fit.prepare * moved, gpu, fit)
@@ -161,11 +162,11 @@ def forward_seconds(work: Attention, gpu: Gpu, fit: AttentionFit, peak: float, p
 
 
 def _pad(d: int) -> int:
-    """Matrix units take head sizes in sixteens."""
+    """The head size, rounded up to the multiple of 16 that matrix units take."""
     return -(-d // 16) * 16
 
 
 def _moving(moved: float, gpu: Gpu, fit: AttentionFit) -> float:
-    """Seconds to move bytes, from L2 while they fit there."""
+    """Seconds to move `moved` bytes: from L2 where they fit there, else from DRAM, with a smooth change."""
     missed = 1.0 / (1.0 + (fit.cache * gpu.l2 / moved) ** 4) if moved > 0 else 0.0
     return moved / (DRAM * gpu.bandwidth) * (missed + (1.0 - missed) / HOT)

@@ -1,11 +1,11 @@
-"""Costs of GPUs that a calibration of this very machine has: kernels, the host's share, copies, collectives and messages.
+"""Costs of GPUs from a calibration of this very machine: kernels, host work, copies, collectives and messages.
 
-What `steptwin probe` has no point for is as the fitted model says, by the factor by which that is off at the nearest point (`sim.cost.nearest`).
-Collectives keep the form that the model gives them (latency, links that they share with others): what was measured over so many ranks says by
-what factor they are longer or shorter here.
+A work without a point takes the fitted model's cost, times measured over modelled seconds at the nearest point (`sim.cost.nearest`). Collectives keep
+the form that the model gives them (latency, links that they share with others); their seconds are multiplied by measured over modelled seconds for
+the same number of ranks.
 
-Kernels were timed at the boost clock. Where the calibration tells of power, the clock of a step is what its own draw leaves (`board`, found by
-`sim.predict`); else the catalog's of training stands in.
+Kernels were timed at the boost clock. Where the calibration has a table of power, the clock of a step follows from its own draw (`board`, found by
+`sim.predict`); else the catalog's training clock is used.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ HOST_WORK = (
     "checkpoint", "optimizer", "cpu_optimizer", "ddp_step", "ddp_bucket", "ddp_parameter", "fsdp_unit", "fsdp_parameter", "checkpointed", "packed",
     "dtensor_linear", "dtensor_norm", "dtensor_adam", "dtensor_sgd",
 )  # fmt: skip
-"""Rows of the table of host work that stand for one unit of it. Of a GPU `log` and `optimizer_step` hold a copy and launches too, which a
-program has as ops of their own."""
+"""Rows of the table of host work that are the cost of one unit of it. `log` and `optimizer_step` are not among them: on a GPU they contain a copy
+and launches, which a program has as ops of their own."""
 LOOPED = ("kernel", "launch", "convolution", "view", "module", "autograd", "accumulate", "optimizer", "dtensor_adam", "dtensor_sgd")
-"""Those of a layer and its parameters that are timed in loops of their own. In a step they all take `in_step` times as long, but for bare launches
-of C++, which are such loops."""
+"""Rows that were timed in a loop of that call alone. In a step they all take `in_step` times as long, except bare launches from C++ (`launch`), which
+are loops in a step too."""
 _LEAST_COPY = 0.5
-"""Share of a pageable copy's measured seconds that its link takes at least (assumed): the launch, timed by itself, may be as long as a small copy."""
+"""Smallest share of a pageable copy's measured seconds that its link takes (assumed): the launch, timed by itself, may be as long as a small copy."""
 _SAME = {"node": "autograd"}
-"""What is timed as autograd's node are torch's own operators."""
+"""Kind of host work -> the row that stands for it: the row `autograd` was timed on the nodes of torch's own operators."""
 
 
 class CalibratedPricer(MeasuredPricer):
@@ -80,7 +80,7 @@ class CalibratedPricer(MeasuredPricer):
         return found if found is not None else super()._spent(what, rank)
 
     def local(self, op: Op, rank: int) -> Cost:
-        """Host work of kinds that were timed is `measured`."""
+        """As `GpuPricer.local`, but host work whose kinds were all timed, or stated by the plan, has the source `measured`."""
         cost = super().local(op, rank)
         if op.kind == "host" and cost.source != "measured":
             works = [work for work in op.works if isinstance(work, HostWork)]
@@ -99,13 +99,13 @@ class CalibratedPricer(MeasuredPricer):
         seconds *= stairs_of(self._calibration, gpu, self.framework.attention.kernels).factor(work)
         if not self.sustained:
             return Cost(at_clock(work, gpu, seconds, self._board), "measured")
-        # Timed under a training's load, only the slowest board of several is slower; as a short benchmark, training is too.
+        # Times under load change only for the slowest board of several; times of a short benchmark also for the clock in training.
         mean = kernel_cost(work, gpu, self.framework.attention.kernels, self._calibration.loaded).seconds
         slowest = kernel_cost(work, gpu, self.framework.attention.kernels, True, self._board).seconds
         return Cost(seconds * slowest / mean if mean > 0 else seconds, "measured")
 
     def _nearby(self, cost: Cost, work: Work, gpu: Gpu) -> Cost:
-        """The model's cost, by what was measured over what it says at the nearest point."""
+        """The model's cost, times measured over modelled seconds at the nearest point; the model's cost alone where there is none."""
         found = nearest(work, self._calibration)
         if found is None:
             return cost
@@ -119,25 +119,25 @@ class CalibratedPricer(MeasuredPricer):
         if curve is None or not cost.uses or not op.bytes or op.how in FILED:
             return cost
         seconds, inside = curve.at(op.bytes)
-        if how == "pageable":  # timed on the host, which launches it too
+        if how == "pageable":  # the host timed it, launch included
             seconds = max(seconds - cost.host, _LEAST_COPY * seconds)
         uses = tuple((link, min(rate, op.bytes / seconds)) for link, rate in cost.uses)
         return replace(cost, seconds=seconds, latency=min(cost.latency, seconds), uses=uses, source="measured" if inside else "fitted")
 
     def collective(self, op: Op, members: tuple[int, ...], siblings: int) -> Cost:
-        """As the model's, by the factor that was measured, where NCCL chose the algorithm."""
+        """The model's cost, times the measured factor (`_scaled`) where NCCL chooses the algorithm and no kernels run beside it."""
         cost = super().collective(op, members, siblings)
         if op.lane == HOST or op.works or op.how not in ("", "auto"):
             return cost
         return self._scaled(cost, op.name, op.bytes, members)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
-        """The same of what goes from one GPU to another."""
+        """The model's cost, times the measured factor (`_scaled`) for messages between GPUs."""
         cost = super().message(op, source, target, siblings)
         return cost if op.lane == HOST else self._scaled(cost, "send", op.bytes, (source, target))
 
     def _scaled(self, cost: Cost, name: str, size: int, members: tuple[int, ...]) -> Cost:
-        """Longer or shorter by what was measured over as many ranks of as many nodes."""
+        """`cost` times the measured factor, where a group of as many ranks on as many nodes was measured; else `cost`."""
         if (name, len(members)) not in self._sent or self._nodes(members) != self._nodes(tuple(range(len(members)))):
             return cost
         factor, source = self._factor_of(name, size, len(members))
@@ -148,8 +148,8 @@ class CalibratedPricer(MeasuredPricer):
         return len({self.topology.node(rank) for rank in members})
 
     def _factor_of(self, name: str, size: int, count: int) -> tuple[float, Source]:
-        """Measured over modelled seconds of the first `count` ranks; beyond the sizes measured that of the nearest. The others ran it at the
-        same moment, in groups of as many."""
+        """(measured over modelled seconds of the first `count` ranks, source). Outside the measured sizes it is the factor of the nearest one. During the
+        measurement the other ranks ran the same collective, in groups of `count` too."""
         found = self._factors.get((name, size, count))
         if found is None:
             curve = self._sent[name, count]

@@ -1,4 +1,4 @@
-"""What was measured on one machine: a calibration file, and how values between its points are read.
+"""The calibration file of one machine: its measured points, and how it is read and written.
 
 `executor.probe` writes the file, this module reads it (no torch here). It is TOML that a person can read: who,
 when, with which versions, then one table per kind of measurement with the median, the 10th and 90th percentile
@@ -43,22 +43,22 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "copy": ("bytes",),
     "power": ("products", "passes", "attentions"),
 }
-"""Kinds of tables, and what the numbers of a row's shape mean. Of power: how often each kernel runs in one turn of a steady loop; a row of `watts` is
-the mean draw over the board's limit, one of `product` or `pass` the seconds of such a kernel there, at whatever clock the limit leaves. Of aliased:
-a product whose rows are a power of two long, and instead of its seconds how many times those of its neighbour it takes."""
+"""Kinds of tables, and what the numbers of a row's shape mean. `power`: how often each kernel runs in one turn of a steady loop; a row `watts` holds the
+mean draw over the board's power limit, a row `product` or `pass` the seconds of that kernel in the loop, at the clock that the limit leaves.
+`aliased`: a product whose rows have a power of two as length; its value is not seconds but a factor on those of a product of nearly the same size."""
 ALIASED = (256, 1024)
-"""Lengths of rows, in elements, that a CPU's products are probed with beside others: multiples of them are as long as they are."""
+"""Lengths of rows, in elements, at which the probe measures how much longer a CPU's products take: multiples of each count as this length."""
 
 
 _ALONE = 0.1
-"""Share of the cores' time up to which others count for nothing: a system's own threads take a percent or two."""
+"""Share of the cores' time up to which other programs are ignored: a system's own threads take a percent or two."""
 
 
 class Sample(msgspec.Struct, frozen=True):
     """One measured point."""
 
     name: str
-    """gemm, conv: fwd dgrad wgrad; aliased: such a product and which of its sizes (dgrad.n); attention: fwd bwd, fwd_full bwd_full where nothing is
+    """gemm, conv: fwd dgrad wgrad; aliased: the role of a product and one of its sizes (dgrad.n); attention: fwd bwd, fwd_full bwd_full where nothing is
     masked; memory: the kernel; host: the kind of work; collective: its name."""
     dtype: str
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class Sample(msgspec.Struct, frozen=True):
     p90: float
     n: int
     cpu: float = 0.0
-    """Processor seconds that one call took in its process, all threads together (collectives)."""
+    """CPU seconds of one call in its process, all threads together (collectives; 0: not measured)."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
@@ -80,7 +80,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     ranks: int
     """Processes that measured at the same time: caches, memory and hyper-threads were shared as in training."""
     threads: int
-    """Compute threads of each."""
+    """Compute threads of each process."""
     seconds: float = 0.0
     """How long the probe took."""
     versions: dict[str, str] = {}
@@ -89,7 +89,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     """GPUs. True (older probes): kernels were timed while work like a training step's ran before them, so at the clock that such a load leaves.
     False: at the boost clock; the clock in training then follows from the table of power (`sim.cost.power`), or without it from the catalog."""
     others: float = 0.0
-    """Share of the cores' time that other programs took meanwhile."""
+    """Share of the cores' time that other programs took during the probe."""
     missing: str = ""
     """Tables of a GPU that lack points, and why they could not be measured; "": none."""
     lacking: tuple[str, ...] = ()
@@ -134,12 +134,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the file atomically: whole or not at all."""
     write_atomic(Path(path), show_calibration(calibration))
 
 
 def show_calibration(calibration: Calibration) -> str:
-    """The file's text."""
+    """The text of the calibration file (TOML)."""
     c = calibration
     head = [
         "# Measured by `steptwin probe`. Times in seconds; median, p10 and p90 over n repetitions of one call.",
@@ -232,7 +232,7 @@ def _from_tree(tree: dict[str, object], source: Path) -> Calibration:
 
 
 class _Head(Calibration, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file's first lines: an unknown key there is an error."""
+    """The keys of a calibration file outside its tables: an unknown key is an error."""
 
     def whole(self, tables: dict[str, tuple[Sample, ...]]) -> Calibration:
         fields = {name: getattr(self, name) for name in Calibration.__struct_fields__}

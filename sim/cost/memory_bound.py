@@ -2,9 +2,9 @@
 
     time = floor + bytes / (share x bandwidth)
 
-`share` is the part of peak bandwidth that this kind of kernel reaches on large arrays, per architecture. What the
-kernel before has just written, and still lies in L2, is read at L2's rate. Some kernels do not keep up with memory
-(`Bound`): their time is that of their SMs, whatever the bandwidth. Parameters: `params/memory.toml`.
+`share` is the part of peak bandwidth that this kind of kernel reaches on large arrays, per architecture. Data that the
+kernel before has just written, and that are still in L2, are read at L2's rate. Some kernels are slower than memory
+(`Bound`): their SMs bind them, whatever the bandwidth. Parameters: `params/memory.toml`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topologies.hardware import Gpu
 
 
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
-    """One architecture: shares of peak bandwidth by family of kernels, and the seconds of an empty one."""
+    """Parameters of one architecture: shares of peak bandwidth by family of kernels; `floor`: seconds of an empty kernel."""
 
     floor: float
     stream: float
@@ -36,16 +36,16 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     gather: float
     """embedding, index: rows in any order."""
     permute: float
-    """Tokens put in their experts' order, and back; transposes where no one measured them."""
+    """Permutes tokens into their experts' order, and back; also transposes, on architectures where they were not measured."""
     cross_entropy: float
     optimizer: float
     """Fused multi-tensor kernels over parameters, gradients and states."""
     quantise: float = 0.0
     """Blocks of 32 with their scales, along rows and along columns at once (MXFP8); 0: as `stream`."""
     halves: float = 0.0
-    """Values that an SM reads and writes in a cycle where they lie in halves of rows (`MemoryBound.halves`); 0: as many as come."""
+    """Values that an SM processes in a cycle where the kernel reads halves of rows (`MemoryBound.halves`); 0: no limit."""
     block: float = 0.0
-    """Seconds in which a block of a multi-tensor pass goes through all of its elements, step by step; 0: as if they took none."""
+    """Seconds in which one block of threads of a multi-tensor kernel goes through all of its elements; 0: not counted."""
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,14 +56,15 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TRANSPOSE = "transpose"
-"""Heads changed for tokens: rows of a head's columns stay whole, but each value's place is worked out (copies of permuted views, tf.transpose)."""
+"""Swaps the axes of heads and tokens: a head's columns stay side by side, but the kernel computes the address of each value (copies of permuted
+views, tf.transpose)."""
 NORM = "layernorm_apart"
-"""One kernel of a layer norm that has several for the same arrays (`Elementwise.norm_kernels`)."""
+"""One kernel of a layer norm that runs as several kernels over the same arrays (`Elementwise.norm_kernels`)."""
 BOTH_WAYS = "cast_transpose"
-"""8-bit operands cast beside their transpose. Data-centre Blackwell's products take them as they lie, and none is made (TransformerEngine,
-non_tn_fp8_gemm_supported)."""
+"""A cast to 8 bits that writes the operand and its transpose. Data-centre Blackwell's GEMMs need no transpose, so none is written
+(TransformerEngine, non_tn_fp8_gemm_supported)."""
 ATOMIC = "index_add"
-"""Rows added by index, each value by an atomic operation of its own."""
+"""Adds rows by index, with one atomic operation for each value."""
 FAMILY = {
     "layernorm": "layernorm", NORM: "layernorm", "rmsnorm": "layernorm", "batchnorm": "stream", "batchnorm_fused": "stream", "groupnorm": "stream", "norm": "stream",
     "softmax": "softmax", "cross_entropy": "cross_entropy", "permute": "permute",
@@ -71,60 +72,61 @@ FAMILY = {
     "sort": "gather", "topk": "gather", "gather": "gather", "scatter": "gather", ATOMIC: "gather", "rope": "stream",
     "quantise": "quantise",
 } | dict.fromkeys(OPTIMIZERS, "optimizer")  # fmt: skip
-"""Kernels by what limits them; anything else streams. A batch or group norm's passes over its input are counted one by one."""
+"""Kernel -> field of `MemoryFit` with its share; "stream" for all others. A batch or group norm's passes over its input are counted one by one."""
 
 
 class Transposes(msgspec.Struct, frozen=True, kw_only=True):
-    """Heads changed with tokens, where it was measured."""
+    """Rates of transposes, for the architectures where they were measured."""
 
     arch: tuple[str, ...]
     share: float
-    """Of peak bandwidth, one value a thread."""
+    """Share of peak bandwidth of kernels that move one value in each thread."""
     values: float
-    """That an SM moves so in a cycle, at most."""
+    """Most values that an SM moves in a cycle in such kernels."""
     tiled: float
-    """Share of peak bandwidth in wide accesses."""
+    """Share of peak bandwidth of kernels with wide accesses."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One sort of kernels, where it was measured: layer norms of several kernels, casts beside their transposes."""
+    """The rate of one sort of kernels (`NORM` or `BOTH_WAYS`), for the architectures where it was measured."""
 
     arch: tuple[str, ...]
     share: float
-    """Of peak bandwidth, over all kernels of a norm."""
+    """Share of peak bandwidth; of a norm, over all of its kernels."""
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds one of PyTorch's own kernels back, beside the bytes that it moves."""
+    """What limits one of PyTorch's own kernels, other than the bytes that it moves."""
 
     share: float = 0.0
-    """Of peak bandwidth; 0: its family's."""
+    """Share of peak bandwidth; 0: that of its family."""
     floor: float = 0.0
-    """Seconds at least; 0: those of an empty kernel."""
+    """Fewest seconds of the kernel; 0: those of an empty kernel."""
     values: float = 0.0
-    """That an SM takes in a cycle at most, of what it reads or what it writes, whichever is more; 0: no limit."""
+    """Most values that an SM reads or writes in a cycle (the larger of both counts); 0: no limit."""
     row: float = 0.0
-    """Cycles of an SM for each row, beside its bytes: a block of threads for a row sums it and waits."""
+    """Further cycles of an SM for each row: one block of threads sums the row and waits."""
     column: float = 0.0
-    """Cycles for each row, all of which a block of threads goes through for some columns."""
+    """Cycles for each row, where one block of threads goes through all rows for some columns."""
 
 
 _OTHERS = ("layernorm", "batchnorm_fused", "groupnorm")
-"""Works that other kernels do than those of their variant that were timed: norms in one kernel (apex, compilers), cuDNN's batch norms, group norms."""
+"""Works that run other kernels than the timed ones of the same variant: norms in one kernel (apex, compilers), cuDNN's batch norms, group norms."""
 _SPLIT, _COLUMNS = 1 << 16, 32
-"""More rows are split among blocks of threads, where blocks of so many columns would leave half of the SMs idle (PyTorch's layer_norm_kernel.cu,
-LaunchGammaBetaBackwardCUDAKernel)."""
+"""Above `_SPLIT` rows, the rows too are split among blocks of threads, where blocks of `_COLUMNS` columns would leave half of the SMs idle
+(PyTorch's layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel)."""
 
 
 @cache
 def _bounds(arch: str) -> dict[str, Bound]:
-    """By the architecture's own table. What Hopper's SMs do in a cycle those of Blackwell and Rubin do: the same lanes, registers and shared memory."""
+    """The table [bound.ARCH]. Data-centre Blackwell and Rubin without a table take Hopper's: SMs with the same lanes, registers and shared memory."""
     tables = table("memory", "bound", dict[str, dict[str, Bound]])
     return tables.get(arch, tables[GROUPED[0]] if arch in GROUPED else {})
 
 
 def _bound(work: MemoryBound, gpu: Gpu) -> tuple[Bound, Source]:
-    """By the tables [bound.ARCH], whose names are those of `variant`. A sum of all elements is not one over columns."""
+    """The bound of the work's kernel and its source; the tables [bound.ARCH] name kernels as `variant` does. A sum of all elements is another kernel than
+    the sum over columns in the table, and has no bound."""
     if work.what in _OTHERS or (work.what == "reduce" and not work.written):
         return Bound(), "fitted"
     found = _bounds(gpu.arch).get(variant(work).removesuffix(HALVES))
@@ -152,7 +154,7 @@ def fits() -> tuple[dict[str, MemoryFit], Cache]:
 
 
 def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
-    """Seconds of all repeats, and on what they rest."""
+    """Seconds of all repeats, and their source."""
     shares, cache_ = fits()
     fit, source = by_arch(gpu, shares)
     heads = _transposes() if work.what.startswith(TRANSPOSE) and gpu.arch in _transposes().arch else None
@@ -167,7 +169,7 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
     near = 1.0 - warm + warm / cache_.speed
     seconds = max(fit.floor, bound.floor) + max(moved / rate * near, _held(bound, work, gpu, near))
     seconds += work.rows * bound.row / (gpu.sms * gpu.clock)
-    if work.what.startswith(LISTED):  # some blocks on each SM hide a part of each other's waiting
+    if work.what.startswith(LISTED):  # several blocks on each SM hide a part of each other's waiting
         seconds = math.hypot(seconds, fit.block * filled(work))
     if work.halves and fit.halves:
         seconds = max(seconds, work.elements / (fit.halves * gpu.sms * gpu.clock))
@@ -179,12 +181,13 @@ def memory_bound_cost(work: MemoryBound, gpu: Gpu) -> tuple[float, Source]:
 
 
 def filled(work: MemoryBound) -> float:
-    """Share of a block's elements that a mean tensor of a pass over lists has."""
+    """Elements of the mean tensor of a multi-tensor kernel over those of a full block of threads; 1 at most."""
     return min(1.0, work.elements / max(1, work.rows) / BLOCK)
 
 
 def _held(bound: Bound, work: MemoryBound, gpu: Gpu, near: float) -> float:
-    """Seconds for which SMs keep one launch of it. `near`: how much less a wait for L2 is than one for memory."""
+    """Seconds of one launch that the SMs need because of `bound.values` or `bound.column`; 0: no such bound. `near`: time of an access over that of one
+    to DRAM."""
     most = max(work.read, work.written) / BYTES[work.dtype]
     if bound.values:
         return most / (bound.values * gpu.sms * gpu.clock)

@@ -1,4 +1,4 @@
-"""The clock that a board's power limit leaves a step, from what a calibration says of its draw.
+"""The clock at which a step runs under the board's power limit, from the power that a calibration has measured.
 
 A GPU lowers its clock until its mean draw meets the limit, over some tens of milliseconds: a step's kernels share one clock. Matrix units draw most
 by far; memory-bound kernels less, and at the boost clock; a GPU that waits for its host a sixth of the limit. So an H200 multiplies large matrices
@@ -6,8 +6,9 @@ at 1,530 MHz when it does nothing else, at 1,700 beside passes over memory that 
 
     draw(clock) = (matrix seconds x matrix x clock^n + attention seconds x attention x clock^n + memory seconds x memory + waiting seconds x waiting) / step
 
-Draws are over the limit, clocks over the boost clock. What part of a product's seconds its matrix units do not fill at their best rate draws as waiting
-does: energy goes by the FLOP. n is 1 where the voltage is at its least and 3 where it falls as the clock does; it is read from the same loops.
+Draws are shares of the power limit, clocks shares of the boost clock. The part of a GEMM's seconds that its matrix units would not need at their best
+rate draws as waiting does: energy is proportional to FLOPs. n is 1 where the voltage is at its minimum and 3 where it falls with the clock; it is
+fitted to the same loops.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from topologies.graph import Topology
 from topologies.hardware import Gpu
 
 _AT_LIMIT = 0.985
-"""A clock below this is held down: events and boards differ by less."""
+"""A clock below this is limited by power: timing noise and differences between boards are smaller."""
 _LEAST, _MOST = 1.0, 3.0
-"""Of the exponent."""
+"""Bounds of the exponent n."""
 Turn = tuple[int, ...]
-"""Products, passes and attentions in one turn of a loop: the shape of a row."""
+"""Numbers of GEMMs, memory passes and attentions in one turn of a steady loop: the shape of a row in the table of power."""
 WAITING, PASSES, ATTENTION = (0, 0, 0), (0, 1, 0), (0, 0, 1)
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """Seconds of a step, at the clock that it was simulated with, the mean over ranks."""
+    """Seconds of a step by kind of work, the mean over ranks, at the clock with which it was simulated."""
 
     matrix: float
     attention: float
@@ -45,19 +46,20 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 class Draws(msgspec.Struct, frozen=True):
-    """What a board draws over its power limit while it does one thing alone at the boost clock."""
+    """Power of a board while it does one kind of work alone at the boost clock, as a share of its power limit."""
 
     matrix: float
     exponent: float
-    """With which the draw of matrix units and attention follows the clock."""
+    """n: the draw of matrix units and attention is proportional to clock^n."""
     attention: float
     memory: float
     waiting: float
     limit: float = 1.0
-    """Mean draw at which the board holds its clock down: NVML reads a percent or two below the limit."""
+    """Mean draw at which the board lowers its clock: NVML reads a percent or two less than the limit."""
 
     def mean(self, spent: Spent, at: float, clock: float) -> float:
-        """Mean draw at `clock` of a step that was simulated `at` one: matrix units take longer where it is lower, all else as long."""
+        """Mean draw, as a share of the limit, of a step that was simulated at the clock `at` and runs at `clock`: matrix units take longer at a lower
+        clock, all else takes as long as before."""
         matrix, falls = spent.matrix * at / clock, math.pow(clock, self.exponent)
         drawn = (
             falls * (matrix * self.matrix + spent.attention * self.attention) + spent.memory * self.memory + spent.waiting * self.waiting
@@ -76,7 +78,7 @@ class Draws(msgspec.Struct, frozen=True):
 
 
 def draws_of(calibration: Calibration) -> Draws | None:
-    """What the table of power says; None where there is none, or kernels were timed at the clock under load."""
+    """The draws that fit the table of power; None where it lacks rows, or where kernels were timed at the clock under load."""
     rows = {name: {s.shape: s.median for s in calibration.rows("power", name)} for name in ("watts", "product", "pass")}
     watts, product, passes = rows["watts"], rows["product"], rows["pass"]
     loops = [turn for turn in watts if turn in product and turn[0]]
@@ -100,7 +102,7 @@ def draws_of(calibration: Calibration) -> Draws | None:
 
 
 def _slope(points: list[tuple[float, float]]) -> float:
-    """With which the draw follows the clock; in the middle where clocks do not differ enough to tell."""
+    """The exponent n from points (log clock, log draw); the middle of its bounds where the clocks differ too little to fit it."""
     xs, ys = zip(*points, strict=True)
     if max(xs) - min(xs) < 1.0 - _AT_LIMIT:
         return (_LEAST + _MOST) / 2
@@ -108,7 +110,7 @@ def _slope(points: list[tuple[float, float]]) -> float:
 
 
 def spent_on(program: Program, pricer: Pricer, topology: Topology, step: float, clock: float) -> Spent:
-    """On what the last step of `program`, of `step` seconds at `clock`, is spent, on the mean over ranks. Collectives count as waiting."""
+    """How the last step of `program`, which takes `step` seconds at `clock`, is spent, the mean over ranks. Collectives count as waiting."""
     sums = [0.0, 0.0, 0.0]
     for name, ranks in Counter(program.role_of).items():
         rank = program.role_of.index(name)
@@ -126,8 +128,8 @@ def spent_on(program: Program, pricer: Pricer, topology: Topology, step: float, 
 
 
 def _kinds(op: Op, seconds: float, gpu: Gpu, clock: float) -> tuple[float, float, float]:
-    """Matrix units', attention's and memory's part of a compute op's seconds; what the matrix units leave of a product waits. Products in exact fp32,
-    which no matrix units do, draw as passes over memory (assumed; nothing tells that they reach the limit: `vector_clock`)."""
+    """(seconds of matrix units, of attention, of memory) in a compute op of `seconds`; what is left of a GEMM counts as waiting. Products in exact dtypes,
+    which run without matrix units, draw as memory passes do (assumed; no measurement shows that they reach the limit: `vector_clock`)."""
     if any(isinstance(work, Attention) for work in op.works):
         return 0.0, seconds, 0.0
     products = [work for work in op.works if not isinstance(work, (Attention, HostWork, MemoryBound)) and work.dtype not in EXACT]

@@ -1,6 +1,6 @@
-"""What is left of a kernel benchmark's tensor-core rate in training, hour after hour.
+"""The tensor-core rate in long training, as a share of that in a kernel benchmark.
 
-A benchmark repeats one kernel for a moment, on a cool GPU and often on tame numbers. In training all kernels draw
+A benchmark repeats one kernel for a short time, on a cool GPU and often on numbers that need little power. In training all kernels draw
 power together, and the board lowers its clock until the draw meets the limit: A100 8192^3 runs at 258 TFLOP/s on
 normally distributed numbers and at 295 on zeros (thonking.ai), H100 falls from 770 to 723 and H200 from 780 to 672 from
 4096 to 8192 cubes. SimuMax's GEMMs on a B200 under load take 1.33 times as long as the short ones of aiconfigurator.
@@ -32,21 +32,21 @@ def _clocks(kind: str) -> dict[str, float]:
 def training_clock(gpu: Gpu, dtype: str = "bf16") -> tuple[float, Source]:
     """Rate of tensor cores in training over that in kernel benchmarks, at most 1. 8-bit units may have a clock of their own.
 
-    A GPU without a number takes that of its kin, scaled by the power limits (`kin_clock`).
+    A GPU without a number of its own takes that of a similar one, scaled by the power limits (`kin_clock`).
     """
     clock, source = narrow_clock(gpu, _clocks("clock"), _clocks("fp8")) if is_narrow(dtype) else kin_clock(gpu, _clocks("clock"))
     return min(1.0, clock * steered(gpu) / capped(gpu)), source
 
 
 def capped(gpu: Gpu) -> float:
-    """The boost clock over that of the catalog's GPU of this name: a lower one (`nvidia-smi --lock-gpu-clocks`) costs nothing where the power limit
-    had lowered the clock further."""
+    """The boost clock over that of the catalog's GPU of this name; 1 where either is not known. A lower one (`nvidia-smi --lock-gpu-clocks`) costs
+    nothing where the power limit had lowered the clock further."""
     known = as_sold(gpu).clock
     return gpu.clock / known if gpu.clock and known else 1.0
 
 
 def unraised(gpu: Gpu) -> Gpu:
-    """The GPU as its power limit leaves it in training: a boost clock above that of the catalog's is not reached by what multiplies."""
+    """The GPU with at most the catalog's boost clock and peaks: in training its power limit keeps matrix products from a higher clock."""
     raised = capped(gpu)
     if raised <= 1.0:
         return gpu
@@ -54,23 +54,23 @@ def unraised(gpu: Gpu) -> Gpu:
 
 
 def steered(gpu: Gpu) -> float:
-    """The clock under load with the board's watts steered to its cores (`Gpu.vboost`) over that without; 1 where no training steps tell."""
+    """The clock under load with power steered to the cores (`Gpu.vboost`), over that without; 1 without vboost, or where no training steps show it."""
     return _clocks("vboost").get(gpu.arch, 1.0) if gpu.vboost else 1.0
 
 
 def is_narrow(dtype: str) -> bool:
-    """Has the dtype fewer than 16 bits? Its products may then have a clock of their own."""
+    """True for dtypes of fewer than 16 bits: their GEMMs may have a training clock of their own."""
     return BYTES.get(dtype, 2.0) < 2
 
 
 def vector_clock(gpu: Gpu) -> float:
-    """The same of fp32 products without matrix units: 1 where no training steps tell otherwise."""
+    """`training_clock` for fp32 products that run without matrix units; 1 where no training steps show less."""
     return min(1.0, _clocks("fp32").get(gpu.name, 1.0) / capped(gpu))
 
 
 def narrow_clock(gpu: Gpu, clocks: Mapping[str, float], narrow: Mapping[str, float]) -> tuple[float, Source]:
-    """The clock of 8-bit products: the GPU's own, or that of its 16-bit ones with what its nearest kin lose beside theirs, or those whose clock it
-    takes."""
+    """The training clock of GEMMs below 16 bits: the GPU's own value in `narrow`; else that of its 16-bit GEMMs (`clocks`), times the ratio of the two
+    on a similar GPU; where no similar GPU has both, that of its 16-bit GEMMs."""
     if gpu.name in narrow and _as_sold(gpu):
         return narrow[gpu.name], "fitted"
     clock, source = kin_clock(gpu, clocks)
@@ -84,8 +84,9 @@ def narrow_clock(gpu: Gpu, clocks: Mapping[str, float], narrow: Mapping[str, flo
 
 
 def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
-    """The clock of a GPU from those of some: its own, or (also of its own name at another power limit) that of the nearest, scaled by the
-    watts that each has for a peak FLOP/s. What a power limit has already changed in the rate of its kernels (`powered`) is counted once."""
+    """The training clock of a GPU from `clocks` (GPU name -> clock): its own, or (also for its own name at another power limit) that of the nearest
+    GPU, scaled by the watts per peak FLOP/s of both. The effect of a power limit that is already in the rate of its kernels (`powered`) is taken
+    out, so that it counts once."""
     if gpu.name in clocks and _as_sold(gpu):
         return clocks[gpu.name], "fitted"
     for arch in (gpu.arch, *NEAREST.get(gpu.arch, ())):
@@ -99,15 +100,15 @@ def kin_clock(gpu: Gpu, clocks: Mapping[str, float]) -> tuple[float, Source]:
 
 
 def _counted(gpu: Gpu, other: Gpu) -> Gpu:
-    """The GPU by whose watts a clock of `other` follows: one of this architecture that keeps as much as `other` does at its own watts, since these
-    hold it down in benchmarks already (the table [told]), or `other` itself."""
+    """The GPU whose watts per peak FLOP/s are compared with those of `gpu` when it takes the clock of `other`: `other` itself, or, where that is of
+    another architecture, the GPU of `gpu`'s architecture in the table [told], whose power limit holds it down in benchmarks already."""
     name = table("sustained", "told", dict[str, str]).get(gpu.arch)
     told = find_gpu(name) if name else other
     return told if told.arch == gpu.arch != other.arch else other
 
 
 def _as_sold(gpu: Gpu) -> bool:
-    """Has a GPU of the catalog's name the catalog's power limit?"""
+    """True where the GPU has the power limit of the catalog's GPU of its name."""
     return _watts(gpu, find_gpu(gpu.name)) == 1.0
 
 
@@ -116,7 +117,7 @@ def _own_first(gpu: Gpu, names: Iterable[str]) -> list[str]:
 
 
 def _watts(gpu: Gpu, other: Gpu) -> float:
-    """Watts per peak FLOP/s as sold over the other GPU's; 1 where a limit is not known."""
+    """Watts per peak FLOP/s of the catalog (`as_sold`), over the other GPU's; 1 where a power limit or a peak is not known."""
     peaks = as_sold(gpu).flops
     key = "fp16" if "fp16" in peaks and "fp16" in other.flops else "fp32"
     if not (gpu.power and other.power and peaks.get(key) and other.flops.get(key)):
@@ -125,7 +126,7 @@ def _watts(gpu: Gpu, other: Gpu) -> float:
 
 
 def board_spread() -> float:
-    """Standard deviation of the rate under load among boards of one kind, over their mean."""
+    """Standard deviation of the rate under load among boards of one kind, as a share of their mean."""
     return table("sustained", "boards", dict[str, float])["spread"]
 
 

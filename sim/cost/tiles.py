@@ -23,7 +23,7 @@ from topologies.hardware import Gpu
 
 
 class GemmFit(msgspec.Struct, frozen=True, kw_only=True):
-    """What was fitted on one GPU for one class of kernels. Shares are of the GPU's specification."""
+    """Parameters that were fitted on one GPU for one class of kernels. Shares are of the GPU's specification."""
 
     arch: str
     floor: float
@@ -57,14 +57,14 @@ class GemmFit(msgspec.Struct, frozen=True, kw_only=True):
     splits: int = 16
     """Most parts into which k is split (1: the kernels of this class cannot)."""
     graded: bool = False
-    """In the benchmark the tile follows the matrix's rows alone, however few its blocks are (CUTLASS's scaled products of serving frameworks, see
-    `_graded`). Training calls cuBLASLt, which chooses among all."""
+    """True: the benchmark's kernels choose the tile by the number of rows m alone, even where that gives few blocks (CUTLASS's scaled GEMMs of serving
+    frameworks, see `_graded`). Training calls cuBLASLt, which chooses among all tiles."""
 
 
 COPIES = 5.0
-"""The benchmark cycles through as many copies of the weights, so that small ones do not stay in L2 (aiconfigurator)."""
+"""Number of copies of the weights that the benchmark cycles through, so that small ones do not stay in L2 (aiconfigurator)."""
 EDGE = 12.0
-"""How sharply reuse ends where a working set outgrows L2: LRU-like, all or nothing."""
+"""Exponent that says how sharply reuse ends where the working set gets larger than L2: nearly all or nothing, as with LRU."""
 STEP = 64
 """Elements of k that one step of the loop covers (CUTLASS default tiles: 32-64 for 16 bit)."""
 TILES = (
@@ -87,9 +87,9 @@ TILES = (
 LARGE = ((256, 256), (192, 128), (128, 192))
 """Two-SM tiles of Blackwell and warp-specialised tiles of Hopper."""
 VECTOR_STEP = 8
-"""The same of fp32 kernels without matrix units, whose loop covers less at a time (cuBLAS's sgemm_128x128x8): k is padded to a multiple of it."""
+"""`STEP` for fp32 kernels without matrix units, whose loop covers less in one step (cuBLAS's sgemm_128x128x8): k is padded to a multiple of it."""
 _POWER_FLOPS = 2e11
-"""FLOPs at which a repeated benchmark reaches half of its power droop: 0.2-1 ms kernels (gemm tables of H100 and H200)."""
+"""FLOPs of a kernel whose repetition in a benchmark shows half of `droop`: 0.2-1 ms kernels (gemm tables of H100 and H200)."""
 _SPLITS = (1, 2, 4, 8, 16)
 
 
@@ -135,17 +135,17 @@ def gemm_seconds(
 
 
 def _graded(m: int) -> tuple[tuple[int, int], ...]:
-    """Tiles of kernels that are chosen by rows: a quarter of them, from 16 to 128, and 128 columns.
+    """The tile of kernels that are chosen by the number of rows: a quarter of m rounded up to a power of two, 16 to 128 rows, and 128 columns.
 
-    A k loop of one block shows the tile: on L40S and RTX PRO 6000 it takes 1.3, 1.9, 4 and 7.3 ns an element of k for up to 64, 128, 256 and
-    from 512 rows, whatever the columns: 16, 32, 64 and 128 by 128 at 80-90 % of one SM's peak.
+    The time of one block's k loop shows the tile: on L40S and RTX PRO 6000 it takes 1.3, 1.9, 4 and 7.3 ns for each element of k where m is up to
+    64, 128, 256, and 512 or more, whatever n is: tiles of 16, 32, 64 and 128 by 128 at 80-90 % of one SM's peak.
     """
     rows = min(128, max(16, 1 << max(0, (m - 1).bit_length() - 2)))
     return ((rows, 128),)
 
 
 def _splits(m: int, n: int, k: int, tm: int, tn: int, batch: int, sms: int, most: int) -> Iterator[int]:
-    """Splits of k that could help: those that do not make more than two waves, with 256 elements of k left."""
+    """Splits of k that could help: they make no more than two waves, and leave each part at least 256 elements of k."""
     blocks = -(-m // tm) * -(-n // tn) * batch
     for split in _SPLITS:
         if split == 1 or (split <= most and blocks * split <= 2 * sms and k >= 256 * split):
@@ -155,7 +155,7 @@ def _splits(m: int, n: int, k: int, tm: int, tn: int, batch: int, sms: int, most
 def _tiled(
     m: int, n: int, k: int, tm: int, tn: int, split: int, gpu: Gpu, fit: GemmFit, rate: float, size: float, batch: int, dram: float
 ) -> float:
-    """Seconds over the floor with one tile size and one split of k."""
+    """Seconds beyond `floor` with one tile size and one split of k. `rate`: FLOP/s of one SM; `dram`: seconds of the DRAM traffic."""
     blocks = -(-m // tm) * -(-n // tn) * batch * split
     grain = VECTOR_STEP if size >= 4 else STEP
     depth = -(-k // (split * grain)) * grain
@@ -177,13 +177,13 @@ def _tiled(
 
 
 def _dram_seconds(m: int, n: int, k: int, gpu: Gpu, fit: GemmFit, size: float, out: float, batch: int, copies: float) -> float:
-    """Compulsory traffic; what L2 keeps from the call before comes at L2's rate."""
+    """Seconds to read both operands and write the result once; the part that L2 has kept from the call before moves at L2's rate."""
     weights = _hot_seconds(batch * k * n * size, copies, gpu, fit)
     return weights + _hot_seconds(batch * (m * k * size + m * n * out), 1.0, gpu, fit)
 
 
 def _hot_seconds(moved: float, copies: float, gpu: Gpu, fit: GemmFit) -> float:
-    """`copies`: how often as many other bytes pass before these are used again."""
+    """Seconds to move `moved` bytes from DRAM or L2. `copies`: the working set between two uses of these bytes, over `moved`; inf: never in L2."""
     missed = 1.0 / (1.0 + (fit.cache * gpu.l2 / (copies * moved)) ** EDGE) if moved > 0 else 0.0
     rate = fit.dram * gpu.bandwidth
     return moved * (missed / rate + (1.0 - missed) / (fit.hot * rate))
