@@ -1,4 +1,4 @@
-"""Costs of a program's ops on a CPU host: figures from a calibration where there is one."""
+"""Costs of a program's ops on CPU hosts, from a calibration where there is one, else from assumed rates."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from topologies.graph import Topology
 
 
 def cpu_cost(work: Work, calibration: Calibration) -> Cost:
-    """Cost of one work on one rank's CPU thread(s)."""
+    """Cost of one work on the CPU threads of one rank."""
     seconds, source = prices(calibration).price(work)
     return Cost(seconds, source)
 
 
 class CpuPricer(Common):
-    """A CPU host: ops run on its cores, gloo moves the bytes; figures from a calibration where there is one."""
+    """The pricer of CPU hosts: ops run on their cores, gloo moves the bytes. Points of the calibration come first, assumed rates stand in."""
 
     def __init__(self, topology: Topology, calibration: Calibration, factor: Callable[[int], float] | None = None) -> None:
         super().__init__(topology, factor)
@@ -50,7 +50,8 @@ class CpuPricer(Common):
         return Cost(0.0)
 
     def _cached(self, op: Op, rank: int) -> Cost | None:
-        """Reading files that were written before the run: from the page cache, as the probe measured it, file by file."""
+        """The cost of reading files that were written before the run: from the page cache, as the probe measured it, one file after the other. None for
+        other ops, or where the probe did not measure it."""
         files = sum(work.count for work in op.works if isinstance(work, HostWork))
         if op.how != "disk" or not files or not self._reads:
             return None
@@ -67,12 +68,12 @@ class CpuPricer(Common):
         return gloo_cost(name, size, ranks, self.calibration.collectives, self._again, self._after, self._wander)
 
     def _on(self, cost: Cost, rank: int) -> Cost:
-        """gloo's own threads work on the cores of the host."""
+        """`cost` with its resource `cores` named as that of the rank's host: gloo's own threads work there."""
         uses = tuple((f"n{self.topology.node(rank)}.{name}", amount) for name, amount in cost.uses)
         return replace(cost, uses=uses)
 
     def _over(self, cost: Cost, name: str, size: int, members: tuple[int, ...]) -> Cost:
-        """Where members are on other hosts, the network carries what they send there."""
+        """`cost`, which is of one host, for members on several hosts: the network carries what they send to each other. Unchanged on one host."""
         if len({self.topology.node(member) for member in members}) < 2:
             return cost
         shape = self._shapes.get(members)

@@ -1,6 +1,6 @@
-"""Costs of a program's ops on GPUs: where kernels, links and the framework's host meet.
+"""Costs of a program's ops on GPUs: kernels, links and the host work of the framework.
 
-Kernels come from the fitted parameters, collectives and copies from the topology's links.
+Kernels are priced by the fitted parameters, collectives and copies by the topology's links.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from topologies.hardware import Gpu
 PIN = "pin"
 _UPDATE = "cpu_optimizer"
 _CORES = 16.0
-"""Cores that `cpu_optimizer` in `params/host.toml` is for."""
+"""Number of cores for which `params/host.toml` gives `cpu_optimizer`."""
 kept_collective = lru_cache(maxsize=4096)(collective_cost)
 kept_message = lru_cache(maxsize=4096)(message_cost)
-"""For all plans of a sweep: those that split their ranks alike send the same sizes in the same groups."""
+"""Costs kept for all plans of a sweep: plans that split their ranks alike send the same sizes in the same groups."""
 
 
 class GpuPricer(Common):
     """Kernels by shape, launches by the framework's host, links by the topology."""
 
     sustained = True
-    """Clocks are the catalog's of training; False: the boost clock, but for `board`."""
+    """True: kernels run at the catalog's training clock; False: at the boost clock. Both times `board`."""
     world: int | None = None
-    """Ranks that train: the machine's first ones; None: any may."""
+    """Number of ranks that train, the machine's first ones; None: all of its ranks may."""
 
     def __init__(self, topology: Topology, framework: Framework, factor: Callable[[int], float] | None = None, board: float = 1.0) -> None:
-        """`board`: clock of the GPU that the plan's steps wait for, over that of the mean one (`sim.setting.pace`)."""
+        """`board`: clock of the GPU for which the plan's steps wait, over that of the mean GPU (`sim.setting.pace`)."""
         super().__init__(topology, factor)
         self.framework = framework
         self._board = board
@@ -49,14 +49,14 @@ class GpuPricer(Common):
         self._compute: dict[tuple[int, int, float], tuple[Cost, Op]] = {}
         self._chains: dict[tuple[object, ...], Cost] = {}
         self._collectives: dict[tuple[str, int, str, tuple[Work, ...], int, int], tuple[Cost, tuple[int, ...]]] = {}
-        """Equal layers send equal messages; a group's members are told by being the same tuple."""
+        """Costs kept for equal layers, which send equal messages. A group is identified by the identity of its tuple of members."""
         self._seconds: dict[tuple[str, int], float] = {}
         self._launches: dict[tuple[str, int], Cost] = {}
         self._devices: dict[int, tuple[Gpu, float]] = {}
         self._kinds: list[Gpu] = []
 
     def _gpu(self, rank: int) -> tuple[Gpu, float]:
-        """The rank's device, one value for all that are equal (not for all of one name), and how much longer compute takes there."""
+        """(the rank's device, the factor `stretch` on its compute time). Equal devices share one `Gpu` object; devices of one name may differ."""
         found = self._devices.get(rank)
         if found is None:
             device = self.topology.device(rank)
@@ -68,30 +68,30 @@ class GpuPricer(Common):
         return found
 
     def _spent(self, what: str, rank: int) -> float:
-        """Seconds of one unit of host work on a core of its own."""
+        """Seconds of one unit of the host work `what` on a core that no other thread uses."""
         return host_seconds(what, self.host, self.topology.host(self.topology.node(rank)))
 
     def _turns(self, rank: int) -> float:
-        """How much longer a training thread takes where a node has fewer cores than ranks: these work at the same moments, and take turns."""
+        """Factor >= 1 on the time of a training thread: ranks over cores of the node, as all ranks work at the same moments and take turns on the cores."""
         here = [other for other in self.topology.on_node(rank) if self.world is None or other < self.world]
         return max(1.0, len(here) / self.topology.cores(self.topology.node(rank)))
 
     def _taken(self, what: str, rank: int) -> float:
-        """Of one unit on the rank's training thread."""
+        """Seconds of one unit of the host work `what` on the rank's training thread."""
         found = self._seconds.get((what, rank))
         if found is None:
             found = self._seconds[what, rank] = self._spent(what, rank) * self._turns(rank)
         return found
 
     def _launch(self, what: str, rank: int) -> Cost:
-        """Of an op that takes no time but its launch."""
+        """The cost of an op that takes no time except its launch, which is one unit of the host work `what`."""
         found = self._launches.get((what, rank))
         if found is None:
             found = self._launches[what, rank] = Cost(0.0, host=self._taken(what, rank))
         return found
 
     def local(self, op: Op, rank: int) -> Cost:
-        """What needs no other rank; for collectives and messages only their launch."""
+        """The cost of an op that needs no other rank; of a collective or a message only its launch."""
         kind = op.kind
         if kind == "compute":
             return self._kernels(op, rank)
@@ -107,8 +107,8 @@ class GpuPricer(Common):
         return self._launch("collective" if kind in MEETING else "event", rank)
 
     def _shared(self, op: Op, rank: int, seconds: float) -> tuple[tuple[str, float], ...]:
-        """What a thread takes from its machine: a loader process one core, an update on the CPU those that its rate is for; both the bus of
-        their socket's memory."""
+        """`Cost.uses` of a thread's op: a loader process takes one core, an optimizer step on the CPU `_updaters` cores, and both the memory bus of their
+        socket. Empty for other host work."""
         loads = op.lane.startswith("loader")
         moved = sum(work.moved for work in op.works if isinstance(work, HostWork) and (loads or work.what == _UPDATE))
         if not (loads or moved):
@@ -119,11 +119,12 @@ class GpuPricer(Common):
         return (*self.cores(rank, share), *buses) if loads else (*buses, *self.cores(rank, self._updaters(rank)))
 
     def _updaters(self, rank: int) -> float:
-        """Cores that update a rank's parameters where no other rank needs them."""
+        """Number of cores that run a rank's optimizer step on the CPU while no other rank needs them."""
         return min(_CORES, self.topology.cores(self.topology.node(rank)))
 
     def _host_work(self, work: HostWork, lane: str, rank: int) -> float:
-        """Seconds on a thread of `lane`. Loader processes share cores by a rule of their own (`sim.engine.machine`), an update on the CPU op by op."""
+        """Seconds on a thread of `lane`. For loader processes (`sim.engine.machine`) and optimizer steps on the CPU (`Cost.uses`) the engine shares cores,
+        so their seconds hold no `_turns`."""
         units = work.count * work.repeat
         if work.what == PIN:
             return self._pinning(units, rank)
@@ -134,7 +135,7 @@ class GpuPricer(Common):
         return (work.seconds * self._turns(rank) if work.seconds else self._taken(work.what, rank)) * units
 
     def _pinning(self, size: float, rank: int) -> float:
-        """Seconds in which the thread that pins takes over a batch of `size` bytes, which its process has not met yet, and copies it."""
+        """Seconds in which the pinning thread receives a batch of `size` bytes from another process, and copies it to pinned memory."""
         return self._spent("loader", rank) + size / MEMCPY
 
     def _kernels(self, op: Op, rank: int) -> Cost:
@@ -147,7 +148,7 @@ class GpuPricer(Common):
         return found[0]
 
     def _chain(self, op: Op, gpu: Gpu, stretch: float, calls: Calls) -> Cost:
-        """`_run` of the op's kernels, found once for all ops that run the same ones: equal layers, buckets of one size."""
+        """`_run` of the op's kernels, computed once for all ops that run the same ones: equal layers, buckets of one size."""
         key = (op.works, held_beside(op), id(gpu), stretch, calls)
         found = self._chains.get(key)
         if found is None:
@@ -155,11 +156,11 @@ class GpuPricer(Common):
         return found
 
     def kernel(self, work: Work, gpu: Gpu) -> Cost:
-        """One work on the device: by the fitted model, unless a pricer knows better."""
+        """The cost of one work on the device, here by the fitted model; subclasses ask measurements first."""
         return kernel_cost(work, gpu, self.framework.attention.kernels, self.sustained, self._board)
 
     def _run(self, op: Op, gpu: Gpu, stretch: float, calls: Calls) -> Cost:
-        """Kernels one after the other: the k-th waits for its launch and for the one before (max-plus).
+        """The cost of the op's kernels one after the other: the k-th waits for its launch and for the kernel before it (max-plus).
 
         A repeated kernel is called once from Python, then launched by a loop in C++.
         """
@@ -200,17 +201,17 @@ class GpuPricer(Common):
         return found[0]
 
     def _beside(self, op: Op, cost: Cost, rank: int) -> Cost:
-        """An exchange beside another micro-batch's kernels: what it lasts longer than they do, but at least what these lose by the SMs that it
-        holds."""
+        """The cost of a collective beside another micro-batch's kernels (`op.works`): the part of `cost` that lasts longer than these kernels, but at least
+        the share of time that they lose to the SMs that it holds."""
         gpu, stretch = self._gpu(rank)
         compute = slowdown(gpu)
         cover = sum(self.kernel(work, gpu).seconds for work in op.works) * stretch
         seen = max(1.0 - 1.0 / compute, 1.0 - cover / cost.seconds) if cost.seconds > 0 else 1.0
-        # All of its data goes over the links, the part that is hidden too.
+        # All of its data crosses the links, in the hidden part too.
         return replace(cost, seconds=cost.seconds * seen, latency=cost.latency * seen, payload=cost.payload / seen)
 
     def message(self, op: Op, source: int, target: int, siblings: int) -> Cost:
-        """Over the devices' links and the network; what is in host memory goes between the processes of the hosts."""
+        """Over the devices' links and the network; messages in host memory go between the hosts' processes (`staged`)."""
         there = kept_message(op.bytes, source, target, self.topology, siblings)
         if op.lane == HOST or op.lane.startswith(SERVER):
             return staged("send", op.bytes, (source, target), self.topology, there)

@@ -1,7 +1,7 @@
 """Reads what nccl-tests print (`all_reduce_perf` and its kin) into rows of measured times, and fits a topology to them.
 
-What is fitted is the rate and the latency of the links that bound the group: inside a node NVLink, xGMI or PCIe, over nodes the NICs
-and the network. Everything else of the cost model stays as it is, so the fit carries over to other collectives and sizes.
+The fit sets the rate and the latency of the links that limit the group: inside a node NVLink, xGMI or PCIe, over nodes the NICs
+and the network. The rest of the cost model stays as it is, so the fit holds for other collectives and sizes too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def hosts(text: str) -> tuple[str, ...]:
 
 
 def read_nccl_tests(text: str, unsaid: str = "") -> list[Timing]:
-    """The rows of one run, of the collective `unsaid` where it names none, as older ones do not. Raises BadInput where it is no such output."""
+    """The rows of one run. `unsaid`: its collective where the output does not name it (older versions do not). Raises `BadInput` where the text is no such
+    output, or has no row with a time."""
     found = {str(word) for word in _NAME.findall(text)} or ({unsaid.replace("all_to_all", "alltoall")} if unsaid else set())
     if len(found) != 1 or not found <= set(NAMES):
         raise BadInput(f"nccl-tests output: collective {sorted(found) or 'not named'}; give one run, named as one of {', '.join(NAMES)}")
@@ -111,7 +112,7 @@ def calibrate(path: str | Path, topology: str | Topology, unsaid: str = "") -> C
 
 
 def _ranks(topology: Topology, count: int, nodes: int) -> tuple[int, ...]:
-    """Which ranks of the topology ran: equally many on each of the run's hosts."""
+    """The ranks of the topology that ran: the same number on each of the run's hosts. Raises `BadInput` where it has no such ranks."""
     if topology.kind == "cpu":
         raise BadInput(f"{topology.name} is a CPU host: nccl-tests time GPUs; measure gloo by steptwin probe")
     each, rest = divmod(count, nodes)
@@ -124,7 +125,7 @@ def _ranks(topology: Topology, count: int, nodes: int) -> tuple[int, ...]:
 
 
 def _bounds(topology: Topology, ranks: tuple[int, ...]) -> tuple[float, float, str, str]:
-    """Rate and latency of one link that bounds the group, and the edits that set them."""
+    """(rate in bytes/s, latency in seconds) of the link that limits the group, and the keys of the edits that set them."""
     if topology.node(ranks[0]) != topology.node(ranks[-1]):
         use = topology.nic_of(ranks[0])
         if use is None:
@@ -140,7 +141,8 @@ def _loss(timings: Sequence[Timing], ranks: tuple[int, ...], topology: Topology)
 
 
 def _search(loss: Callable[[Sequence[float]], float]) -> tuple[float, float]:
-    """Golden sections over the logarithms of both numbers in turn, within a factor of 5 of the rate and 20 of the latency."""
+    """Golden-section search for (log of the factor on the rate, log of that on the latency), one after the other, `_ROUNDS` times. The factors are at
+    most 5 and 20, up or down."""
     at = [0.0, 0.0]
     for _ in range(_ROUNDS):
         for axis, reach in enumerate((math.log(5.0), math.log(20.0))):

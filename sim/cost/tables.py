@@ -1,10 +1,10 @@
 """Measured kernel tables of the PyPI package `aiconfigurator-core` (NVIDIA, Apache-2.0) as a source of costs.
 
-An optional extra: `pip install 'steptwin[tables]'`. It holds GEMM and attention times of ten GPUs, collected under three
+An optional extra: `pip install 'steptwin[tables]'`. The package holds GEMM and attention times of ten GPUs, collected under three
 inference frameworks by CUDA graph replay: one parquet file for each GPU, family, framework and version. Here they are
 read as one grid per GPU and dtype (bf16: median over frameworks; fp8: the fastest, since some rows contain the cast of the
-activations), and interpolated in logarithms. Costs inside the grid are `measured`; outside there is none, and the
-fitted model answers. Rows faster than the GPU's peak are dropped: the files contain some.
+activations), and interpolated in logarithms. Costs inside the grid are `measured`; outside the tables give no
+cost, and the fitted model is used. Rows that are faster than the GPU's peak are dropped: the files contain some.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FOLDERS = {
     "a100-sxm-80gb": "a100_sxm", "h100-sxm": "h100_sxm", "h200-sxm": "h200_sxm", "b200-sxm": "b200_sxm", "b300-sxm": "b300_sxm",
     "gb200": "gb200", "gb300": "gb300", "l40s": "l40s", "rtx-pro-6000": "rtx_pro_6000_server",
 }  # fmt: skip
-"""Catalog keys of the GPUs that have tables."""
+"""Catalog keys of the GPUs that have tables -> folders of the package."""
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 SLIDING = {("b200_sxm", "sglang", "0.5.10"), ("h200_sxm", "vllm", "0.19.0"), ("l40s", "sglang", "0.5.12")}
-"""Attention files that hold sliding-window runs without saying so: their rates pass the GPU's peak."""
+"""(folder, framework, version) of attention files that hold sliding-window runs but do not say so: their rates exceed the GPU's peak."""
 
 Point = tuple[int, ...]
 
@@ -61,7 +61,7 @@ def table_cost(work: Gemm | Attention, gpu: Gpu) -> Cost | None:
 
 
 def check_installed() -> None:
-    """Raises `Refused` where the package, or what reads its files, is absent."""
+    """Raises `Refused` where the package, or pyarrow that reads its files, is not installed."""
     _root()
     if importlib.util.find_spec("pyarrow") is None:
         raise Refused("cost source 'tables' needs pyarrow to read parquet files. Run: pip install 'steptwin[tables]'")
@@ -78,7 +78,7 @@ def _root() -> Path:
 
 
 class Grid:
-    """A value over a grid of shapes, multilinear in logarithms; None outside or where a corner was not measured."""
+    """A value over a grid of shapes, interpolated multilinearly in logarithms; None outside, or where a corner of the cell was not measured."""
 
     def __init__(self, values: dict[Point, float]) -> None:
         self.values = {shape: math.log(value) for shape, value in values.items()}
@@ -105,7 +105,7 @@ class Grid:
 
 
 def _rows(root: Path, folder: str, family: str, name: str, columns: list[str]) -> Iterable[dict[str, list[Any]]]:
-    """The columns of each file of one family."""
+    """The `columns` of each file of one family that are in it, file by file, without those in `SLIDING`."""
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:

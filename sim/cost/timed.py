@@ -1,4 +1,4 @@
-"""Seconds of a `Work` by what was measured on this machine: a calibration's points, and what lies between and beyond them.
+"""Seconds of a `Work` from measurements on this machine: a calibration's points, interpolated and extrapolated.
 
 Inside the measured points a cost is `measured`, beyond them `fitted` (same efficiency, or bytes in proportion), and
 `assumed` where nothing alike was measured. Of a CPU times are those of a call from Python on one rank while all other ranks
@@ -29,9 +29,9 @@ ASSUMED_BYTES = 6e9
 _FULL = 1 << 16
 """Rows of queries with which attention reaches its measured rate on a GPU: four waves of 128 rows on 132 SMs; fewer leave more of them idle."""
 _COLUMN = 64
-"""Elements of a column that no cache's ways hold: an L1 has 8 to 12 of them."""
+"""Number of elements of a column that exceeds the ways of any cache: an L1 has 8 to 12 ways."""
 _STREAMED = 192 << 20
-"""Bytes of which no GPU's L2 holds much (a B200's has 126 MB)."""
+"""Bytes of a kernel from which no GPU's L2 holds a large part of its data (a B200 has 126 MB)."""
 ASSUMED_HOST = {
     "kernel": 3e-6,
     "module": 4e-6,
@@ -61,7 +61,7 @@ ASSUMED_HOST = {
 }
 """Seconds of host work where nothing was measured (assumed; eager PyTorch spends 5-25 us per op in all)."""
 _ASSUMED_UNIT = 2e-6
-"""The same of a kind that is not listed (assumed: a short call from Python)."""
+"""The same for a kind that is not listed (assumed: a short call from Python)."""
 _LEAST_KERNEL = 0.25
 """Share of a call's measured seconds that its kernel takes at least (assumed): the dispatch, measured by itself, may be as long as the whole call."""
 
@@ -76,7 +76,7 @@ _NEAREST = {
     "sqrt": "scale", "scatter_add": "embedding_backward", "strided": "scale", "add_": "add", "scale_": "scale", "softmax_wide": "softmax", "softmax_wide_backward": "softmax_backward",
     WEIGHTS: "reduce", WIDEN: "cast",
 } | {name: one.like for name, one in OPTIMIZERS.items()}  # fmt: skip
-"""What stands for a kernel that older calibrations did not measure, or none does."""
+"""Kernel -> the one that stands in for it, where older calibrations, or all, do not measure it."""
 
 
 class Prices:
@@ -120,7 +120,7 @@ class Prices:
         return seconds, "measured" if measured else "assumed"
 
     def price(self, work: Work) -> tuple[float, Source]:
-        """Seconds of all repetitions, and on what they rest."""
+        """Seconds of all repetitions, and their source."""
         found = self._known.get(work)
         if found is None:
             one, source = self._one(work)
@@ -209,7 +209,8 @@ class Prices:
         return max(self._moved(name, work.dtype, rows), self._moved("reduce", work.dtype, size))
 
     def _listed(self, work: MemoryBound, size: float) -> tuple[float, Source]:
-        """A launch over small tensors is over with the largest one's block, but no sooner than a kernel over as many bytes of one tensor."""
+        """Seconds of a multi-tensor kernel. Over small tensors it takes the `filled` part of the measured time, but at least as long as a kernel over as
+        many bytes of one tensor."""
         (seconds, source), share = self._moved(work.what, work.dtype, size), filled(work)
         if share < 1.0:
             seconds = max(share * seconds, self._moved(work.what.removeprefix(LISTED), work.dtype, size)[0])
@@ -251,7 +252,7 @@ class Prices:
         return "fp32" if dtype == "tf32" and self.calibration.device == "cpu" else dtype
 
     def _convolution(self, work: Conv) -> tuple[float, Source]:
-        """By the measured ones about it; where none is of its dtype, by the others."""
+        """Interpolated between measured convolutions of its role and dtype; where there are none, of other dtypes, or of the forward role."""
         own = work.role, self._exact(work.dtype)
         near = (own, *((role, dtype) for role in (work.role, "fwd") for dtype in BYTES))
         found = next((key for key in near if key in self._convolutions), None)
@@ -277,11 +278,11 @@ def _of_product(size: float, shape: tuple[int, ...]) -> tuple[float, float]:
 
 
 def _of_head(shape: tuple[int, ...]) -> tuple[float, float, float]:
-    """Products of one head's queries and keys, its rows' elements, itself."""
+    """Terms of one head of attention: products of queries and keys, elements of its rows, one call."""
     seq, d = shape
     return float(seq * seq * d), float(seq * d), 1.0
 
 
 def _flops_of_head(shape: tuple[int, ...]) -> tuple[float]:
-    """Products alone: a GPU's tiles round rows up, which more terms would take for a cost of each row."""
+    """The first term of `_of_head` alone: a GPU's tiles round rows up, and a fit with more terms would count that as a cost of each row."""
     return _of_head(shape)[:1]

@@ -25,7 +25,7 @@ GPUS = {
     "l40s": "l40s",
     "rtx_pro_6000_server": "rtx-pro-6000",
 }
-"""Names in file names -> catalog keys."""
+"""GPU in a file's name -> catalog key."""
 NEUSIGHT = {
     "NVIDIA A100 80GB PCIe": "a100-pcie-80gb",
     "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb",
@@ -119,5 +119,5 @@ def vector_rows(facts: Path, gpu: str) -> list[VectorRow]:
 
 
 def sample(rows: list[T], count: int, seed: int) -> list[T]:
-    """`count` of the rows, always the same for a seed."""
+    """`count` random rows (all where there are fewer), always the same for a seed."""
     return random.Random(seed).sample(rows, min(count, len(rows)))
