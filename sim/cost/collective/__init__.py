@@ -14,7 +14,7 @@ from topologies.graph import Topology
 
 __all__ = ["Choice", "GroupShape", "best", "collective_cost", "group_shape", "message_cost"]
 _KEPT = 1 << 20
-"""Ranks in groups whose shapes are kept, about: thousands of small groups, or a few of a whole cluster."""
+"""About how many ranks the groups whose shapes are kept have together: thousands of small groups, or a few of a whole cluster."""
 _shapes: dict[tuple[int, int, int, int, bool], tuple[Topology, tuple[int, ...], GroupShape]] = {}
 
 

@@ -1,4 +1,4 @@
-"""One way of NCCL to run a collective: what latency and which bandwidth each algorithm has.
+"""The latency and the bandwidth of each algorithm by which NCCL runs a collective.
 
 Bus bandwidth and latencies as in NCCL 2.30.7's tuner (src/graph/tuning.cc), scaled by what nccl-tests measured
 (`params/collectives.toml`). Sizes are bytes, those of nccl-tests; times seconds, rates bytes per second.
@@ -49,12 +49,12 @@ class Choice(NamedTuple):
     protocol: str
     bandwidth: float
     wire: float = 0.0
-    """Seconds for which it would fill the links that its group shares with others, did latency, chunks and few channels leave nothing free:
-    those of a GPU, or of a node's NICs where it has several nodes. Flags of LL fill them as data does."""
+    """Seconds in which its data and the flags of LL would cross, at full rate, the links that its group shares with others: those of a GPU, or those of
+    a node's NICs where the group has several nodes. Latency, chunks and few channels are not counted."""
     reach: float = 0.0
     """Data per second that these links carry when it fills them."""
     inside: float = 0.0
-    """Of a group on several nodes: bytes that each GPU sends over the links inside its own, which are not those that the group shares."""
+    """For a group on several nodes: bytes that each GPU sends over the links inside its node; these are not the links that `wire` counts."""
 
 
 def _narrowest(name: str, shape: GroupShape) -> float:
@@ -168,7 +168,7 @@ def pat(name: str, size: float, shape: GroupShape) -> Choice:
 
 
 def multicast(name: str, size: float, shape: GroupShape) -> Choice:
-    """NVLS for all_gather and reduce_scatter on one node, when it is asked for: the switch copies (adds), each port carries (n-1)/n once.
+    """NVLS for all_gather and reduce_scatter on one node, where the plan asks for it: the switch copies (adds), each port carries (n-1)/n once.
 
     `auto` leaves it out: the measured nodes run these on the ring.
     """

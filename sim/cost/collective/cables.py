@@ -1,4 +1,4 @@
-"""Which cables between nodes a group's messages take, and how much of its NICs' rate they let through."""
+"""The cables between nodes that a group's messages take, and the share of its NICs' rate that these carry."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """gloo's collectives on CPU hosts: from a table that `probe` measured, or an assumed alpha-beta model.
 
-A collective costs what it adds to ranks that have computed since the last one, during which they have come apart; one that follows another at
-once costs less, and is measured as such (`again`). One after much more work costs more (`LONG`).
+The cost of a collective is the time that it adds to ranks that have computed since the last one, and so do not arrive together. One that follows
+another at once costs less, and is measured separately (`again`); one after much more work costs more (`LONG`).
 
 Between measured sizes time is linear in bytes (piecewise), below the smallest it is the smallest's, above the largest it
 grows with the largest's rate. Other rank counts scale as a ring does: 2(n-1)/n of the bytes for all_reduce, (n-1)/n for
@@ -28,7 +28,7 @@ ALPHA = 60e-6
 BETA = 2.5e9
 """Bytes per second of one pair over loopback TCP with gloo's copies (assumed)."""
 LONG = 10
-"""Times the work before meetings that are timed, after which `probe` times a few more."""
+"""Factor on the work before each timed collective, with which `probe` times a few more."""
 _TWICE = {"all_reduce": 2.0}
 _WHOLE = ("send", "recv", "broadcast", "reduce")
 _NEAR = {"send": "broadcast", "recv": "broadcast", "reduce": "all_reduce", "barrier": "all_reduce", "all_to_all": "all_gather"}
@@ -59,7 +59,8 @@ def gloo_cost(
 
 
 def wandering(later: float, after: float) -> float:
-    """`Cost.wander`, where a meeting costs `later` seconds more after `LONG` times `after` seconds of work than after these once."""
+    """`Cost.wander` (s / sqrt(s)) for a collective that costs `later` seconds more after `LONG` x `after` seconds of work than after `after` seconds.
+    0 where `after` is 0."""
     return later / (math.sqrt(LONG * after) - math.sqrt(after)) if after > 0 else 0.0
 
 
@@ -104,7 +105,7 @@ def _points(name: str, ranks: int, table: Sequence[Sample]) -> list[tuple[int, f
 
 
 def _rounds(name: str, ranks: int) -> int:
-    """Steps one after the other: of a ring in one direction, of a broadcast by a binomial tree."""
+    """Number of steps one after the other: of a ring once round, or for broadcast of a binomial tree."""
     return (ranks - 1).bit_length() if name == "broadcast" else ranks - 1
 
 
@@ -127,6 +128,6 @@ def _pooled(one: tuple[float, float, int], other: tuple[float, float, int]) -> t
 
 
 def _read(points: list[tuple[int, float, float]], size: int) -> tuple[float, float]:
-    """(seconds, processor seconds) of so many bytes."""
+    """(seconds, CPU seconds) of `size` bytes, interpolated between `points`."""
     seconds, cpu = (Curve((point[0], point[at]) for point in points).at(size)[0] for at in (1, 2))
     return seconds, cpu

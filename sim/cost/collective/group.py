@@ -1,4 +1,4 @@
-"""What a collective sees of the machine: how its members sit on nodes, and how fast they reach each other."""
+"""The machine from the view of a collective: how its members are placed on nodes, and how fast their links are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topologies.hardware import Cpu, Gpu
 from topologies.path import Path
 
 _LINKED = ("NVL", "NVB")
-"""Kinds of ways over NVLink or xGMI."""
+"""Kinds of paths over NVLink or xGMI."""
 
 
 class GroupShape(msgspec.Struct, frozen=True):
@@ -139,7 +139,7 @@ def _kinds(topology: Topology, nodes: dict[int, list[int]]) -> list[list[int]]:
 
 
 def _pace(kind: tuple[list[int], tuple[Path | None, float]]) -> tuple[float, int]:
-    """How fast the members of a node pass data on; alone on a node, nothing inside it is slow."""
+    """Sort key: the rate between the members of a node (infinite for one member), then more members first."""
     members, (near, rate) = kind
     return (rate if near else math.inf), -len(members)
 
@@ -223,7 +223,8 @@ def _pairs(topology: Topology, members: list[int]) -> tuple[tuple[str, int], ...
 
 
 def _switched(topology: Topology, members: list[int]) -> bool:
-    """Do all members hang on the NVSwitches? One whose links to them are cut is in no sum there, and every ring leaves them to reach it."""
+    """True where all members are connected to the NVSwitches. A member whose links to them are cut cannot take part in a reduction there, and every ring
+    must leave the switches to reach it."""
     return len(members) > 1 and all(map(_by_switch, _hops(topology, members)))
 
 

@@ -28,8 +28,8 @@ ALGORITHMS = ("auto", *_RULES)
 
 
 def choices(name: str, size: float, shape: GroupShape) -> list[Choice]:
-    """Every way in which NCCL would run it on this machine; of a `send` the shape is that of its two ranks. Raises `UnknownName` for a
-    collective that is none of NCCL's."""
+    """One `Choice` for each algorithm and protocol that NCCL would consider on this machine. For `send`, `shape` is that of its two ranks.
+    Raises `UnknownName` for a collective that is none of NCCL's."""
     if name == "send":
         return [message(size, shape)]
     if name not in NAMES:
@@ -50,7 +50,7 @@ def choices(name: str, size: float, shape: GroupShape) -> list[Choice]:
 
 
 def best(name: str, size: float, shape: GroupShape, algorithm: str = "auto") -> Choice:
-    """The fastest, or the fastest of one algorithm.
+    """The fastest choice, or the fastest of one algorithm.
 
     Raises `UnknownName` for an algorithm that NCCL does not know, `Refused` for one that it would not take for this group.
     """
@@ -72,14 +72,14 @@ def best(name: str, size: float, shape: GroupShape, algorithm: str = "auto") -> 
 
 
 def _why_not(name: str, algorithm: str, shape: GroupShape, allowed: list[str]) -> str:
-    """What NCCL would say: which rule keeps the algorithm from this group, what is allowed, and the next step."""
+    """The text of the error: the rule that excludes the algorithm for this group, and the algorithms that are allowed."""
     where = f"{shape.ranks} ranks ({shape.arch}, {shape.link}, {shape.local} on each of {shape.nodes} nodes)"
     words = ", ".join(["auto", *(one for one in allowed if one in ALGORITHMS)])
     return f"algorithm '{algorithm}' for {name} on {where}: {_RULES[algorithm]}; allowed: {words}"
 
 
 def splits(name: str, shape: GroupShape) -> bool:
-    """Can the collective be done in the steps of `hierarchical`: an all_reduce over equal groups of ranks on several nodes?"""
+    """True where `hierarchical` can run the collective: an all_reduce over several nodes with the same number of ranks, two or more, on each."""
     return name == "all_reduce" and shape.nodes > 1 and shape.local > 1 and shape.nodes * shape.local == shape.ranks
 
 

@@ -1,4 +1,4 @@
-"""What the algorithms of NCCL share: bandwidths of links as collectives use them, hops, and the fill of their pipelines.
+"""Common parts of NCCL's algorithms: bandwidths of links for collectives, latencies of hops, and the fill of pipelines.
 
 Constants are in `params/collectives.toml`. Times are seconds, rates bytes per second.
 """
@@ -51,7 +51,7 @@ def gpu_generation(arch: str) -> str:
 
 
 def fabric(shape: GroupShape) -> str:
-    """`nvlink` or `pcie`: what the members of one node reach each other by."""
+    """`nvlink` or `pcie`: the links between the members inside one node."""
     return "nvlink" if shape.link in ("NVL", "NVB") else "pcie"
 
 
@@ -111,7 +111,7 @@ def by_arch(table: dict[str, Any], key: str, arch: str) -> float:
 
 
 def intra_bandwidth(name: str, shape: GroupShape) -> float:
-    """Bus bandwidth inside a node for large messages."""
+    """Bus bandwidth (bytes/s) inside a node for large messages."""
     table = params()["bandwidth"]
     kind = "all_reduce" if name in ("all_reduce", "reduce", "broadcast", "barrier") else "all_to_all" if name == "all_to_all" else "gather"
     wire = shape.intra * by_arch(table, "nvlink", shape.arch)
@@ -134,13 +134,13 @@ def message_rate(shape: GroupShape) -> float:
 
 
 def inter_bandwidth(shape: GroupShape) -> float:
-    """All NICs of the group on one node, as rings and trees use them; less where a cable between the nodes is narrower."""
+    """Bytes/s of all NICs of the group on one node together, as rings and trees use them; less where a cable between the nodes is narrower."""
     table = params()["network"]
     return shape.inter * shape.crossing * float(table["efa" if shape.efa else "sockets" if shape.sockets else "rdma"])
 
 
 def protocol_rate(bandwidth: float, protocol: str, shape: GroupShape) -> float:
-    """What a protocol carries of a Simple bandwidth."""
+    """Bytes/s of `protocol` where Simple carries `bandwidth`: a share of it, for LL with an upper limit."""
     table = params()["protocol"]
     rate = bandwidth * float(table[protocol])
     if protocol == "LL" and shape.nodes > 1:

@@ -16,7 +16,7 @@ _EQUAL = 1 + 1e-9
 _MOST = 18
 """NVLinks of a way at most: a GPU has no more (H100), and rings are laid one by one."""
 Hops = dict[tuple[int, int], tuple[str, ...]]
-"""Links of the way from one member to another."""
+"""(member, next member) -> directed links of the path between them."""
 
 
 def ring_rate(topology: Topology, members: Sequence[int]) -> float:
@@ -42,7 +42,7 @@ def ring_rate(topology: Topology, members: Sequence[int]) -> float:
 
 
 def _links(share: float) -> set[int]:
-    """How many NVLinks a way may be taken for that carries so many times one's rate."""
+    """Numbers of NVLinks (the next lower and higher integer, 1 to `_MOST`) for a path that carries `share` times the rate of one NVLink."""
     return {min(max(1, links), _MOST) for links in (int(share * _EQUAL), math.ceil(share / _EQUAL))}
 
 
