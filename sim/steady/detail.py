@@ -1,4 +1,4 @@
-"""How finely a run is simulated: its steps, and the number of ops up to which each has a span of its own."""
+"""How finely a run is simulated: how many steps, and up to how many ops the trace has one span for each op."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from sim.plan import Plan
 from sim.program import Program
 
 STEPS = 3
-"""Simulated steps: the first fills the input path and (DDP) has other buckets; the last is reported."""
+"""Number of simulated steps. The first step fills the input path and, with DDP, has other buckets. The last step is reported."""
 OPS_APART = 2_000_000
-"""Ops of the simulated ranks up to which each has a span of its own: about 1.5 GB. Beyond, runs of kernels are one span, with the same times."""
+"""Up to this number of simulated ops (about 1.5 GB), each op has its own span. Above it, each run of kernels is one span; times stay the
+same."""
 OPS_QUICK = 200_000
-"""Ops up to which a run that needs no spans is as exact as one that does: it takes half a second."""
+"""Up to this number of ops, a run that needs no spans is simulated as exactly as one that needs them. It takes half a second."""
 OPS_FUSED = 20_000_000
-"""Beyond these, what meets nobody else is one span too: when in it kernels wait for communication beside them is not known."""
+"""Above this number of ops, each stretch of ops that waits for no other rank is one span too. It is then not known at which moments inside
+the span kernels wait for communication that runs beside them."""
 
 
 def simulated_ops(program: Program, symmetry: Symmetry) -> int:
-    """Ops that are simulated: those of one rank for each role where all sit alike, or of those that stand for others."""
+    """Number of ops that are simulated: the ops of one rank for each role if all ranks of a role are placed alike, otherwise the ops of
+    every rank that represents others."""
     ops = {
         name: sum(len(program.segments[call.segment]) for calls in role.threads.values() for call in calls)
         for name, role in program.roles.items()
@@ -28,22 +31,22 @@ def simulated_ops(program: Program, symmetry: Symmetry) -> int:
 
 
 def apart(ops: int) -> bool:
-    """Each of so many ops has a span of its own."""
+    """Whether each op has its own span when `ops` ops are simulated."""
     return ops <= OPS_APART
 
 
 def quick(ops: int) -> bool:
-    """So many ops are run exactly where figures alone are wanted, too."""
+    """Whether `ops` ops are few enough to simulate them exactly even if only figures are wanted, no spans."""
     return ops <= OPS_QUICK
 
 
 def fused(ops: int) -> bool:
-    """Of so many ops, what meets nobody else is one span."""
+    """Whether a stretch of ops that waits for no other rank is one span when `ops` ops are simulated."""
     return ops > OPS_FUSED
 
 
 def coarse(plan: Plan, ops: int) -> str:
-    """What a trace lacks that has too many ops for a span each."""
+    """Text that says what a trace lacks if it has too many ops (`ops`) to show one span for each."""
     lost = " and layers" if fused(ops) else ""
     same = "the same within 1 %" if fused(ops) else "the same"
     many = plan.microbatches > 1

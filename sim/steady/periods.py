@@ -1,5 +1,5 @@
-"""Plans whose steps differ from each other: replicas that update alone and average every few steps (`update.mode = "local"`), and ones that
-meet at a parameter server whenever they come to it ("async"). What counts is their mean step."""
+"""Plans whose steps differ from each other. With `update.mode = "local"`, replicas update alone and average every few steps. With "async",
+each rank meets the parameter server whenever it gets there. The result for such a plan is its mean step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from sim.timeline.metrics import Breakdown, breakdown, step_time
 from sim.trace import Trace
 
 LONG = 24
-"""Steps over which the pace of ranks that do not wait for each other is taken: by then the mean differs by a percent from that over more."""
+"""Number of steps over which the pace of ranks is measured if they do not wait for each other. The mean over more steps differs by a
+percent."""
 
 
 def varies(plan: Plan) -> bool:
@@ -31,12 +32,14 @@ def varies(plan: Plan) -> bool:
 
 
 NEVER = 1 << 40
-"""`every` of local updates whose averaging is not simulated."""
+"""Value of `every` for local updates whose averaging is not simulated."""
 
 
 def kinds(plan: Plan) -> tuple[tuple[Plan, float], ...]:
-    """Plans all of whose steps are alike, and the share of each among the plan's steps: of local updates those with averaging, one in `every`,
-    and those without."""
+    """(plan, share) pairs: plans whose steps are all alike, and which share of the steps of `plan` is like theirs.
+
+    Local updates give two pairs: steps with averaging (one in `every`) and steps without. A plan whose steps do not differ gives itself
+    with 1."""
     if not varies(plan):
         return ((plan, 1.0),)
     share = 1.0 / plan.update.every
@@ -45,10 +48,12 @@ def kinds(plan: Plan) -> tuple[tuple[Plan, float], ...]:
 
 
 def mean_step(setting: Setting, pricer: Pricer, steps: int) -> Breakdown:
-    """What a mean step is spent on; it sums to its seconds. `steps` are simulated, more for "async".
+    """The seconds of a mean step by class; they sum to the step's seconds. `steps` is the number of simulated steps ("async": `LONG`
+    instead).
 
-    Of local updates a step with averaging counts one `every`-th, a step without for the rest: one step alone would be either, by whether
-    `every` happens to divide the number of simulated steps. Where some ranks are slower, a whole period says how long they take together.
+    With local updates, a step with averaging has the weight 1 / `every` and a step without has the rest. One simulated step alone would be
+    of one sort or the other, depending on whether `every` divides the number of simulated steps. If some ranks are slower, the whole period
+    is simulated for the total seconds, and the classes are scaled to it.
     """
     if setting.plan.asynchronous:
         return asynchrony.mean_step(_trace(setting, setting.plan, pricer, LONG))
@@ -66,19 +71,21 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int) -> Breakdown:
     saved = evened(setting, pricer, times, lambda one: step_time(_trace(one, one.plan, pricer, steps))).saved
     stalled = min(saved, split["data_s"])
     split["data_s"] -= stalled
-    split["host_s"] -= saved - stalled  # who waits in vain for a batch may launch late, too
+    split["host_s"] -= saved - stalled  # a rank that waits for a batch may also launch its kernels late
     return Breakdown(**split)
 
 
 def over_period(setting: Setting, pricer: Pricer) -> float | None:
-    """Seconds of a mean step without output where ranks of local updates drift apart, over a whole period; None for others, and where that is too
-    long."""
+    """Seconds of a mean step without output, over a whole period, if ranks with local updates drift apart. None if they do not, or if the
+    period or its program is too long to simulate."""
     return whole(setting, pricer, Output()) if drifting(setting) else None
 
 
 def on_path(setting: Setting, pricer: Pricer, step: float, steps: int, detail: bool) -> list[tuple[float, Trace]]:
-    """The steps that what binds a mean one (of `step` seconds) is found in, and how many times each is in it: of local updates those of its kinds, of
-    asynchronous ranks any one, which stands for the others. `detail`: of ops, not of runs of them."""
+    """(weight, trace) pairs: the steps in which to look for what binds a mean step of `step` seconds, and how many times each counts in it.
+
+    Local updates give one trace for each of the plan's `kinds`; asynchronous ranks give one trace that stands for all steps. Traces of
+    weight 0 are left out. `detail`: whether each op has its own span; otherwise a run of ops is one span."""
     traces: list[Trace] = []
 
     def seconds(one: Setting) -> float:
@@ -91,32 +98,35 @@ def on_path(setting: Setting, pricer: Pricer, step: float, steps: int, detail: b
         found = kinds(setting.plan)
         times = [seconds(msgspec.structs.replace(setting, plan=plan)) for plan, _ in found]
         weights = evened(setting, pricer, times, seconds).weights or tuple(share for _, share in found)
-        if drifting(setting):  # who drifts apart takes neither as long as if all averaged in each step nor as if none ever did
+        if drifting(setting):  # if ranks drift apart, the mean of the two kinds is not the mean step
             together = sum(weight * step_time(trace) for weight, trace in zip(weights, traces, strict=False))
             weights = tuple(weight * step / together for weight in weights)
     return [(weight, trace) for weight, trace in zip(weights, traces, strict=False) if weight]
 
 
 _BOUND = 0.05
-"""Share by which a step that loaders bind may be longer than their pace: two sorts of steps may come in turn."""
+"""Share by which a step that is bound by the loaders may be longer than their pace, as two sorts of steps may alternate."""
 
 
 class Even(NamedTuple):
-    """What a mean step is, beside the mean of its `kinds`."""
+    """How a mean step differs from the weighted mean of its `kinds`."""
 
     saved: float = 0.0
-    """Seconds by which it is shorter."""
+    """Seconds by which the mean step is shorter."""
     weights: tuple[float, ...] = ()
-    """What binds it, where that is not each kind by its share: so much of a step with averaging, of one without, and of one without whose batches
-    are in store. They take as long as the mean step together."""
+    """Weights of the steps that bind the mean step: one with averaging, one without, and one without whose batches are already in store.
+    The weighted steps take as long as the mean step together. Empty: each kind counts by its share."""
 
 
 def evened(setting: Setting, pricer: Pricer, times: Sequence[float], step: Callable[[Setting], float]) -> Even:
-    """Of `kinds` that take `times` each alone: what loaders make while replicas average is in store for the steps between, which would wait for
-    it. No more is saved than they wait for (then none waits), than loaders do not need while replicas average (then these bind all steps),
-    and than they keep in store (then they bind what steps that leaves). `step`: seconds of a plan all of whose steps are alike.
+    """What loaders save for the mean step of local updates. While replicas average, loaders fill their store; the steps in between, which
+    would otherwise wait for batches, take them from it.
 
-    On CPU hosts, whose cores loaders take from training, nothing is said to be saved.
+    `times`: seconds of each of the plan's `kinds`, simulated alone. `step`: gives the seconds of a plan whose steps are all alike. The
+    saving is limited by three things: the time that the steps in between wait (then no step waits), the time that the loaders have left
+    while replicas average (then the loaders bind all steps), and what the store holds (then the loaders bind the other steps).
+
+    On CPU hosts the loaders take cores from training; the saving is then 0. It is also 0 without loader processes.
     """
     plan = setting.plan
     if len(times) == 1 or not plan.data.workers or setting.topology.kind == "cpu":

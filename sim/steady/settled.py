@@ -1,10 +1,10 @@
 """How many steps must be simulated until every further step takes the same time.
 
-The period of a max-plus system is no less than that of any of its lanes (Baccelli et al., ch. 3). Where launches bind, the device first
-works off what it was behind by: until then its steps are shorter than what their thread spends. Where loaders bind, the first step may end
-late by what only it does, and the second seems the shorter for it; or the second itself does what no later one does, and a further one
-shows that it was too long. On a CPU host, whose cores loaders share with training, steps are longer while these fill their store, and shorter
-when the last batch is made: between the two a step is what it is for good.
+The period of a max-plus system is no less than that of any of its lanes (Baccelli et al., ch. 3). If kernel launches bind, the device first
+catches up with the thread; until then, steps are shorter than the time that their thread spends. If loaders bind, the first step may end
+late because of work that only it does, and the second step then seems too short; or the second step itself does such work, and only a
+further step shows that it was too long. On a CPU host, loaders share the cores with training: steps are longer while the loaders fill their
+store, and shorter after they have made the last batch. A step between these two is as long as every further step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOMENT = 1e-9
 
 
 class Simulated(Protocol):
-    """Some steps of a program, of which the reported one takes `step` seconds."""
+    """Some simulated steps of a program; the reported one takes `step` seconds."""
 
     @property
     def program(self) -> Program: ...
@@ -49,7 +49,7 @@ class Steps(NamedTuple):
     trace: Trace
     pricer: Pricer
     step: float
-    """Seconds of the reported one."""
+    """Seconds of the reported step."""
 
 
 S = TypeVar("S", bound=Simulated)
@@ -63,20 +63,20 @@ def until_settled(simulated: Callable[[int], S], steps: int) -> S:
 
 
 def settled(program: Program, pricer: Pricer, step: float, trace: Trace | None = None) -> bool:
-    """Does every further step take `step` seconds as the program's last one does, or have `MOST` steps been simulated? `trace`: all simulated steps; None: not
-    known step by step."""
+    """Does every further step take `step` seconds, as the last one of the program does? Also true once `MOST` steps are simulated (on a CPU
+    host more, to fill and empty the store of the loaders). `trace`: all simulated steps; None: the single steps are not known."""
     least = max(host_seconds(program, pricer), loader_seconds(program, pricer)) * (1 - _CLOSE)
     more = 2 * stored(program) if program.device == "cpu" else 0  # until the store is full, and from it alone at the end
     return program.steps >= MOST + more or (step >= least and (trace is None or program.steps > _LOOKED + more or _level(trace)))
 
 
 def _level(trace: Trace) -> bool:
-    """Does the reported step take as long as one beside it, or (of two sorts in turn) the one before that, all but the first? Without loaders
-    and writers of checkpoints it does: no thread works beside the steps."""
+    """Does the reported step take as long as the step before or after it, or (if two sorts of steps alternate) the second one before it?
+    The first step is not compared. True without loaders and checkpoint writers, as then no thread works beside the steps."""
     if not any(span.thread == WRITER or span.thread.startswith("loader") for span in trace.spans):
         return True
     if trace.backend == "gloo" and (window(trace)[1] > loaded_until(trace) or not _balanced(trace)):
-        return False  # the cores that loaders no longer take make a step shorter, those with which they fill their store longer
+        return False  # a step is shorter once loaders no longer use cores, and longer while they fill their store
     times = step_times(trace)
     at = len(times) + trace.reported
     near = [times[other] for other in (at - 2, at - 1, at + 1) if 0 < other < len(times)]
@@ -84,7 +84,7 @@ def _level(trace: Trace) -> bool:
 
 
 def _balanced(trace: Trace) -> bool:
-    """Does each rank with loaders wait for a batch in the reported step, or they for room in their store?"""
+    """In the reported step, does each rank with loaders either wait for a batch, or do its loaders wait for room in their store?"""
     begin, end = window(trace)
     inside = [span for span in trace.spans if span.start < end - _MOMENT and span.end > begin + _MOMENT]
     loading = {span.rank for span in inside if span.thread.startswith("loader")}
@@ -97,7 +97,7 @@ def _fed(span: Span) -> bool:
 
 
 def stored(program: Program) -> int:
-    """For how many steps at most loader processes hold batches ready (the prefetch queue)."""
+    """For how many steps the loader processes can hold batches ready at most (the prefetch queue)."""
     found = 0
     for role in program.roles.values():
         calls = [call for thread, made in role.threads.items() if thread.startswith("loader") for call in made if call.segment == thread]
@@ -107,7 +107,7 @@ def stored(program: Program) -> int:
 
 
 def host_seconds(program: Program, pricer: Pricer) -> float:
-    """Seconds that the busiest training thread works in the program's last step, without its waits."""
+    """Seconds for which the busiest training thread works in the last step of the program, without its waits."""
     found = 0.0
     for name, rank in _ranks(program).items():
         calls = [call.segment for call in program.roles[name].threads[HOST] if _last(program, call)]
@@ -117,9 +117,12 @@ def host_seconds(program: Program, pricer: Pricer) -> float:
 
 
 def loader_seconds(program: Program, pricer: Pricer, shares: Mapping[str, float] | None = None) -> float:
-    """Seconds that each loader process of the busiest rank works for one step, without its waits: the batches of the last step, divided among them; or the
-    seconds of the thread that pins the batches, where that is more. On a GPU's host each process is as slow as all of them make each other; on CPU hosts, where
-    they share cores and buses moment by moment, nothing is shared. `shares`: by resource, the share that other programs' loaders leave to these."""
+    """Seconds for which each loader process of the busiest rank works for one step, without its waits: the batches of the last step,
+    divided among the processes. If the thread that pins the batches needs longer, its seconds.
+
+    On the host of GPUs, the loaders slow each other and this is included. On a CPU host it is not: there the simulation shares cores and
+    buses moment by moment. `shares`: resource -> share of it that loaders of other programs leave to these; None: there are no other
+    programs."""
     found = 0.0
     for name, rank in _ranks(program).items():
         threads = program.roles[name].threads
@@ -142,7 +145,7 @@ def _last(program: Program, call: Call) -> bool:
 
 
 def _batch(program: Program, pricer: Pricer, rank: int, segment: str, shares: Mapping[str, float] | None) -> float:
-    """Of a loader process, to make a batch."""
+    """Seconds in which a loader process makes one batch. `segment`: the ops of that batch."""
     costs = [(op, pricer.local(op, rank)) for op in program.segments[segment]]
     if program.device != "cpu":
         costs = steady(costs, crowding(costs, pricer, rank, program, shares))

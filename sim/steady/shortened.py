@@ -1,4 +1,4 @@
-"""One plan's steps in the fewest ops: equal layers are lowered, priced and condensed once, also for other plans of a sweep."""
+"""One plan's steps with as few ops as possible: equal layers are lowered, priced and condensed once, also across the plans of a sweep."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ from sim.timeline.metrics import step_time
 from sim.trace import Trace
 
 _AHEAD = 0.9
-"""Of a step, what its thread spends at most where a short first step warms up as well as a whole one: its lead does not bind."""
+"""Share of a step up to which its training thread may be busy, so that a short first step warms up as well as a whole one: launches do not
+bind."""
 
 
 def round_of(plan: Plan) -> int:
-    """Micro-batches after which a pipeline's timeline repeats itself. A schedule of one's own is for as many as it names, and other numbers of
-    micro-batches than multiples of its ranks make rounds of other lengths: these do not repeat."""
+    """Number of micro-batches after which the timeline of a pipeline repeats itself.
+
+    A timeline that does not repeat gives all micro-batches of the plan: that of a user's own schedule ("csv"), which is written for one
+    number of micro-batches, and that of an interleaved or ZB-H1 schedule with virtual stages whose number of micro-batches is no multiple
+    of `pp`."""
     p = plan.parallel
     if p.pp > 1 and (p.schedule == "csv" or (p.virtual_stages > 1 and p.schedule in ("interleaved", "zb-h1") and plan.microbatches % p.pp)):
         return plan.microbatches
@@ -39,13 +43,20 @@ def round_of(plan: Plan) -> int:
 
 
 def warm_of(plan: Plan, count: int) -> tuple[int, ...]:
-    """Micro-batches of the first steps, which warm up one of `count`: the last stages to end a pipeline's step do so in one order, however
-    long it is, so that the fewest will do that its schedule takes. Where nothing runs backward no stage waits for the later ones, and what
-    all of them still do takes from the next step's links; nothing comes back to the first stages, which run ahead of two steps. Lighter
-    stages that put off weights' gradients (ZB-H1) end before the longest, by more with each micro-batch until that is the bubble of the
-    next step, which they begin the earlier: the step after that is the first to end as all later ones do. In a V the first rank has the
-    first and the last stage: where gradients take long it ends, after the first step's and after few micro-batches, in another order
-    (found on two ranks, whose ZB-V is in order from seven micro-batches on)."""
+    """Numbers of micro-batches of the steps that are simulated to warm up a step of `count` micro-batches.
+
+    Without a pipeline: one step of `count`. With one, the stages end a step in the same order however long it is, so one step with the
+    fewest micro-batches that the schedule takes is enough. The exceptions need two steps:
+
+    Forward only: no stage waits for later ones, so the first stages run ahead by two steps, and what is still running takes from the links
+    of the next step. Both steps have `count` micro-batches.
+
+    Put-off weight gradients (ZB-H1): lighter stages end before the longest one, earlier with each micro-batch, until the lead is the bubble
+    of the next step, which they begin earlier. Only the step after that ends as all later ones do. Both steps have `count` micro-batches.
+
+    V placement: the first rank has the first and the last stage. If gradients take long, it ends in another order after the first step and
+    after few micro-batches (found on two ranks, whose ZB-V is in order from seven micro-batches on). Both steps have at least 4 `pp`, but
+    at most `count`."""
     p = plan.parallel
     if p.pp == 1:
         return (count,)
@@ -57,7 +68,7 @@ def warm_of(plan: Plan, count: int) -> tuple[int, ...]:
 
 
 def reads_itself(plan: Plan) -> bool:
-    """Does the training thread read its batches, from what it shares with other ranks: a disk, a store?"""
+    """Does the training thread itself read its batches from a disk or a store, which it shares with other ranks?"""
     return not plan.data.workers and plan.data.stored
 
 
@@ -67,10 +78,12 @@ def _shares_host(plan: Plan) -> bool:
 
 
 class Run:
-    """One plan's steps; where all stages' ranks are alike, equal layers are priced once, for all plans that split and run a layer alike."""
+    """The steps of one plan. If all ranks of a stage are alike, equal layers are priced once for all plans that split and run a layer
+    alike."""
 
     def __init__(self, setting: Setting, coarse: bool = False, pricer: Pricer | None = None) -> None:
-        """`pricer`: prices that are not the setting's own."""
+        """`coarse`: as of `sim.steady.rounds.step_of`; ignored if ranks share what their host has. `pricer`: gives the costs of ops; None:
+        the pricer of the setting."""
         self._setting, self._coarse, self._places = setting, coarse and not _shares_host(setting.plan), setting.places
         self.pricer: Pricer = pricer or pricer_for(setting)
         self._short: Shortener | None = None
@@ -92,14 +105,14 @@ class Run:
         return self._shortcut is not None and self._shortcut.alike
 
     def times(self, counts: tuple[int, ...]) -> list[Step]:
-        """The steps; `counts`: micro-batches of each."""
+        """The simulated steps, one after the other. `counts`: number of micro-batches of each step."""
         return self._times(self.program(counts))
 
     def _times(self, program: Program) -> list[Step]:
         return step_times(program, self.pricer, self._places, self._alike, self._coarse and self.shortens)
 
     def whole(self) -> float:
-        """Seconds of a step with all micro-batches."""
+        """Seconds of a step with all micro-batches, in the steady state."""
         if self._setting.topology.kind == "cpu" and self._setting.plan.data.workers:
             return until_settled(self._traces, STEPS).step
         warmed, full = self._counts
@@ -112,22 +125,25 @@ class Run:
 
     @property
     def _counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Some steps, the last of which has all micro-batches, and is reported; those before it warm up what overlaps with its neighbours: short,
-        or as long. Where loaders could keep its batches in store, or the thread reads them while the device still works, there are three whole ones:
-        the second may do what none does after it."""
+        """Two choices of steps, as numbers of micro-batches. The last step has all micro-batches and is reported; the steps before it warm
+        up, as neighbouring steps overlap. In the first choice they are short where `warm_of` allows it, in the second as long as the last.
+
+        If loaders may keep batches in store, or the training thread reads them while the device still works, both choices have three whole
+        steps: the second step may do what no later one does."""
         plan = self._setting.plan
         count = plan.microbatches
         warm = (count, count) if plan.data.workers or reads_itself(plan) else warm_of(plan, count)
         return (*warm, count), (count,) * (len(warm) + 1)
 
     def traced(self) -> tuple[Program, Trace]:
-        """A step with all micro-batches after one that warms up, with a trace of what their ranks do: runs of kernels as one span."""
+        """Program and trace of a step with all micro-batches, after the steps that warm up. A run of kernels is one span."""
         warmed, full = self._counts
         program, trace = self._traced(warmed)
         return self._traced(full) if host_seconds(program, self.pricer) > step_time(trace) * _AHEAD else (program, trace)
 
     def _traces(self, steps: int) -> Steps:
-        """So many whole steps, beside whose end loader processes that share the host's cores need not work as in the middle."""
+        """`steps` steps with all micro-batches. At their end the loaders, which share the host's cores, may work less than in the
+        middle."""
         program, trace = self._traced((self._setting.plan.microbatches,) * steps)
         return Steps(program, trace, self.pricer, step_time(trace))
 
@@ -138,25 +154,25 @@ class Run:
         return program, simulate(program, self.pricer, self._places, detail=False, condensed=True, alike=self._alike)
 
     def program(self, counts: tuple[int, ...]) -> Program:
-        """Steps of so many micro-batches each."""
+        """The program of one step for each of `counts`, the number of its micro-batches."""
         return program_for(self._setting, len(counts), short=self._short, counts=counts)
 
 
 def _apart(setting: Setting, shortcut: Shortcut) -> bool:
-    """May layers be one op where transfers run beside them? Not where they share most of their links with what ZeRO-3 gathers for every
-    layer. Experts over nodes share them with a pipeline's messages: such steps come out up to 6 % too short, never too long, so that a sweep
-    finds those that matter out when it simulates them whole."""
+    """May a layer be one op while transfers run beside it? Not if the layer's transfers share most of their links with the all-gathers of
+    ZeRO-3 for every layer. Experts that are spread over nodes share links with the messages of a pipeline: such steps come out up to 6 %
+    too short, never too long. A sweep finds those that matter when it simulates them whole."""
     gathers = sharding_of(setting.plan, setting.framework)[0] == 3 and setting.plan.parallel.pp == 1
     return shortcut.inside("tp") and (not gathers or shortcut.inside("cp", "ep"))
 
 
 _LAYERS: dict[tuple[object, ...], tuple[Shortener, Shortcut, Setting]] = {}
 _MOST = 48
-"""Kinds of layers that are kept: a sweep comes back to them with other pipelines and data parallelism."""
+"""Most kinds of layers that are kept: a sweep uses them again with other pipelines and other data parallelism."""
 
 
 def layers_of(plan: Plan) -> bytes:
-    """What of a plan sets the ops of its layers: plans that differ in the rest lower a layer alike."""
+    """The parts of a plan that decide the ops of its layers, as JSON. Plans with equal bytes lower a layer alike."""
     p = msgspec.structs.replace(
         plan.parallel,
         pp=1,
@@ -174,7 +190,7 @@ def layers_of(plan: Plan) -> bytes:
 
 
 def _shortener(setting: Setting, shortcut: Shortcut) -> Shortener:
-    """Layers of an earlier plan that lowers and prices them alike, or new ones."""
+    """The shortener of an earlier plan that lowers and prices layers alike, or a new one."""
     key = (
         layers_of(setting.plan),
         board_clock(setting),

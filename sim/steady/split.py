@@ -1,7 +1,8 @@
-"""Where a plan's step goes, by class, from the fewest ops.
+"""The seconds of a plan's step by class, found with as few ops as possible.
 
-As `predict_setting` finds it without detail, but from the ops of `sim.steady.shortened`: equal layers are lowered, priced and condensed once. All
-micro-batches are simulated: rounds of them lengthen the step alike but not its classes, as the thread that launches runs ahead.
+The result is that of `predict_setting` without detail, but from the ops of `sim.steady.shortened`: equal layers are lowered, priced and
+condensed once. All micro-batches are simulated: each round of micro-batches lengthens the step by the same time, but not each class,
+because the thread that launches kernels runs ahead.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from sim.timeline.metrics import Breakdown, breakdown, step_time
 
 
 def split_of(setting: Setting) -> Breakdown | None:
-    """Classes of one optimizer step, which sum to it; None where its ops cannot be shortened, or two steps have not settled: `predict`
-    knows more. Raises `BadInput` and its kinds."""
+    """The seconds of one optimizer step by class; they sum to the step. None if its ops cannot be shortened or its steps have not settled;
+    use `predict` then. Raises `BadInput` and its subclasses."""
     run = Run(setting)
     if not run.shortens:
         return None

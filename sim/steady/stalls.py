@@ -1,4 +1,5 @@
-"""What the host's waits for the device cost: in the input path, for logging, for checkpoints. Each is simulated with and without."""
+"""What it costs that the host waits for the device: in the input path, for logging, for checkpoints. Steps are simulated with and without
+each."""
 
 from __future__ import annotations
 
@@ -30,11 +31,12 @@ _WITHOUT: dict[str, dict[str, Any]] = {
     "created on the CPU, then moved": {"create": "device"},
     "synchronize()": {"handover": "event"},
 }
-"""Sync points of the input path, and the keys of [data] that take them away."""
+"""Sync point of the input path -> the keys of [data], with the values that remove it."""
 
 
 def held(setting: Setting, program: Program, pricer: Pricer, trace: Trace, step: float) -> list[SyncPoint]:
-    """Sync points of every step; those of the input path with what the step would be without them."""
+    """The sync points that occur in every step. For those of the input path, `adds` says by how much a step of `step` seconds is longer
+    with them."""
     points = sync_points(program, trace)
     for at, point in enumerate(points):
         if point.op in _WITHOUT and point.where.startswith("data/"):
@@ -46,18 +48,19 @@ def held(setting: Setting, program: Program, pricer: Pricer, trace: Trace, step:
 
 
 _SYNCS = {"log_every": "output/loss", "item_every": "output/item", "print_every": "output/print", "sync_every": "output/sync"}
-"""Keys of [output] after which the host waits for the device, and the ops that do."""
+"""Keys of [output] that make the host wait for the device -> ids of the ops in which it waits."""
 
 
 def output_seconds(setting: Setting, pricer: Pricer, step: float, points: list[SyncPoint]) -> float:
-    """Mean seconds per step that logging, syncs and checkpoints add to a mean step of `step` seconds: each is simulated on every step, then
-    spread. What comes after one and the same step waits for the device together. Their sync points are added to `points`.
+    """Mean seconds per step that logging, syncs and checkpoints add to a mean step of `step` seconds; 0 without output. Each is simulated
+    on every step, and its cost is spread over the steps. Outputs that happen after the same step wait for the device together. Their sync
+    points are added to `points`.
 
-    Of what waits beside a checkpoint, or in steps that differ, a short period says how long it takes."""
+    If there is other output beside checkpoints, or if steps differ, a whole period is simulated instead, unless it is too long."""
     output = setting.plan.output
     if not output.periods:
         return 0.0
-    # Of local updates the simulated step averages or does not: beside it stands the very same one without output.
+    # With local updates, the simulated step averages or does not: compare it with the same step without output.
     without = _run(setting, Output(), pricer).step if setting.plan.update.mode == "local" else step
     known, added = {point.where for point in points}, 0.0
 
@@ -89,8 +92,10 @@ def output_seconds(setting: Setting, pricer: Pricer, step: float, points: list[S
 
 
 def shares(every: dict[str, int]) -> dict[frozenset[str], float]:
-    """The share of the steps after which just these come together, of what comes every so many steps: of what comes every 2 and every 3, the
-    one alone after 2 of 6, the other after 1, both after 1 (inclusion and exclusion over least common multiples)."""
+    """Set of names -> share of the steps after which exactly these happen together. `every`: name -> steps from one time to the next.
+
+    With periods 2 and 3, of 6 steps the first happens alone after 2, the second alone after 1, and both after 1. Computed by inclusion and
+    exclusion over least common multiples; sets with share 0 are left out."""
     sets = [frozenset(some) for size in range(1, len(every) + 1) for some in combinations(every, size)]
     least = {one: 1.0 / math.lcm(*(every[name] for name in one)) for one in sets}
     found = {one: sum((-1) ** (len(more) - len(one)) * least[more] for more in sets if one <= more) for one in sets}
@@ -98,7 +103,8 @@ def shares(every: dict[str, int]) -> dict[frozenset[str], float]:
 
 
 def _run(setting: Setting, output: Output, pricer: Pricer, many: int = LONG) -> Steps:
-    """Steps with such output until they have settled (`many` where ranks do not wait for each other), and what one of them takes."""
+    """Simulated steps with the given output, as many as it takes to settle (`many` if ranks do not wait for each other), with a step's
+    seconds."""
     plan = msgspec.structs.replace(setting.plan, output=output)
     alone = plan.asynchronous
 
@@ -116,11 +122,12 @@ def _simulated(setting: Setting, plan: Plan, pricer: Pricer, steps: int) -> tupl
 
 
 def _held_up(setting: Setting, pricer: Pricer, saving: float, longer: float, step: float) -> tuple[float, float]:
-    """Seconds that one checkpoint adds to its step and those after it, and of the shortest period from one to the next. `saving`: a step of a loop
-    that makes one in each, by so much `longer` than without; `step`: the mean one without.
+    """(seconds that one checkpoint adds to its step and the steps after it, shortest possible seconds from one checkpoint to the next).
 
-    Where another thread writes them meanwhile, steps that wait for the one before are as long as the writing and what it waits for: no period is
-    shorter."""
+    `saving`: seconds of a step if each step makes a checkpoint; `longer`: by how much that is longer than without; `step`: seconds of a
+    mean step without output. With asynchronous checkpoints, another thread writes while training goes on. A step that makes one and waits
+    for the one before is then as long as the writing and what the writing waits for, and no period is shorter. Otherwise the second value
+    is 0."""
     beside = setting.plan.output.checkpoint_mode == "async"
     if setting.plan.asynchronous:
         return _paced(setting, pricer), 0.0
@@ -128,28 +135,29 @@ def _held_up(setting: Setting, pricer: Pricer, saving: float, longer: float, ste
     if stall > _FED * step:
         adds = _made_up(setting, pricer, step, stall)
     else:
-        # A stock of batches, however small, makes up for some of it, unless it is used up by one step after the other.
+        # Even a small stock of batches makes up for a part, unless a checkpoint after each step uses it up.
         seldom = beside or (setting.plan.data.workers and setting.plan.output.checkpoint_every > 1)
         adds = _once(setting, pricer, _AFTER - 1)[0] if seldom else longer
     return max(0.0, adds), saving if beside else 0.0
 
 
 _AFTER = 4
-"""Steps in which what a checkpoint holds up is made up for, or is not."""
+"""Number of steps within which training makes up for the delay by a checkpoint, if it does at all."""
 _STOCKED = 12
-"""Steps that are simulated at most after a checkpoint, from batches that loaders made meanwhile."""
+"""Most steps that are simulated after a checkpoint, while they use the batches that loaders made during it."""
 _FED = 0.01
-"""Of a step, what it waits for data at most where loaders do not bind."""
+"""Share of a step up to which it may wait for data without being bound by the loaders."""
 
 
 def _once(setting: Setting, pricer: Pricer, after: int) -> tuple[float, list[float]]:
-    """What a checkpoint that waits for none before adds to its step and those after it, and by how much shorter each of these is."""
+    """(seconds that a checkpoint adds to its step and the `after` steps after it, by how many seconds each of these steps is shorter than
+    without). The checkpoint does not wait for an earlier one."""
     output, before = setting.plan.output, max(after + 1, _AFTER)
     saves = Output(checkpoint_mode=output.checkpoint_mode, checkpoint_to=output.checkpoint_to, checkpoint_every=before + 1)
 
     def times(output: Output) -> list[float]:
         plan = msgspec.structs.replace(setting.plan, output=output)
-        # Beside the last step, which is not looked at, loaders make no next batch any more.
+        # The last step is not looked at: loaders make no further batch during it.
         return metrics.step_times(_simulated(setting, plan, pricer, before + after + 2)[1])[before:-1]
 
     gains = [one - other for one, other in zip(times(Output()), times(saves), strict=True)]
@@ -157,8 +165,11 @@ def _once(setting: Setting, pricer: Pricer, after: int) -> tuple[float, list[flo
 
 
 def _made_up(setting: Setting, pricer: Pricer, step: float, stall: float) -> float:
-    """Seconds that a checkpoint adds where steps wait `stall` seconds for loaders: meanwhile these fill their stock, from which the steps until the
-    next one come without waiting, or until it is used up. What is left of it after the simulated steps goes on at the pace of the last of them."""
+    """Seconds that a checkpoint adds if each step of `step` seconds waits `stall` seconds for loaders.
+
+    During the checkpoint the loaders fill their stock. The steps after it take batches from the stock and do not wait, until it is used up
+    or the next checkpoint comes. What is left of the stock after the simulated steps is assumed to be used at the pace of the last of
+    them."""
     data, every = setting.plan.data, setting.plan.output.checkpoint_every
     stock = data.prefetch * data.workers / setting.plan.microbatches * step
     after = min(every, _STOCKED, 1 + math.ceil(stock / stall))
@@ -167,7 +178,8 @@ def _made_up(setting: Setting, pricer: Pricer, step: float, stall: float) -> flo
 
 
 def writing_seconds(setting: Setting, pricer: Pricer) -> float:
-    """Seconds in which other threads write a checkpoint beside training, after which a job can go back to it; 0 where training waits for that."""
+    """Seconds in which other threads write a checkpoint while training goes on; only after them can a job restart from it. 0 if no other
+    thread writes, as training waits for the checkpoint then."""
     output = Output(
         checkpoint_mode=setting.plan.output.checkpoint_mode, checkpoint_to=setting.plan.output.checkpoint_to, checkpoint_every=1
     )
@@ -176,8 +188,10 @@ def writing_seconds(setting: Setting, pricer: Pricer) -> float:
 
 
 def _paced(setting: Setting, pricer: Pricer) -> float:
-    """Of one where ranks do not wait for each other: by how much it lowers their common pace. Where several come in a simulation, they come as
-    often as the plan's, and the steps that count (all but two: `asynchrony.counted`) are whole periods of them."""
+    """Seconds that one checkpoint adds if ranks do not wait for each other, from how much it lowers their common pace.
+
+    If the simulation has several checkpoints, they are as frequent as in the plan, and the steps that count (all but two:
+    `asynchrony.counted`) are whole periods of them."""
     every, seldom = setting.plan.output.checkpoint_every, LONG // 2 + 1
     output = msgspec.structs.replace(setting.plan.output, **dict.fromkeys(_SYNCS, 0), checkpoint_every=min(every, seldom))
     many = 2 + every * math.ceil((LONG - 2) / every) if every < seldom else LONG
@@ -186,8 +200,8 @@ def _paced(setting: Setting, pricer: Pricer) -> float:
 
 
 def _saved(points: list[SyncPoint], known: set[str], run: Steps, every: int, step: float, adds: float, least: float) -> float:
-    """Seconds per step of checkpoints that each add `adds`, every so many steps of `step` seconds, with `least` from one to the next; their sync
-    points, as in `run`, join `points`."""
+    """Mean seconds per step that checkpoints add. One checkpoint happens every `every` steps of `step` seconds and adds `adds` seconds;
+    from one to the next there are at least `least` seconds. The sync points of `run` that are not in `known` are added to `points`."""
     left = max(0.0, least - every * step - adds)
     found = [point for point in sync_points(run.program, run.trace) if point.where not in known]
     points += spread([p for p in found if p.where != BEFORE], every, adds / every)

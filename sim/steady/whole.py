@@ -1,8 +1,8 @@
-"""Steps as they come: everything that does not come with each of them, over a whole period of all of it.
+"""The mean step over a whole period: the number of steps after which everything that does not happen in each step has happened once.
 
-Most plans need none of this: what comes every so many steps is simulated on every step, with and without, and spread (`sim.steady.stalls`,
-`sim.steady.periods`). That is no answer where two such things wait for the device together, or where ranks that wait for each other every few steps
-alone meet on what they share.
+Most plans do not need this: what happens only every few steps is simulated on every step, with it and without it, and the difference is
+spread over the steps (`sim.steady.stalls`, `sim.steady.periods`). That is wrong if two such things wait for the device together, or if
+ranks that wait for each other only every few steps compete for what they share.
 """
 
 from __future__ import annotations
@@ -22,47 +22,48 @@ from sim.steady.settled import stored
 from sim.timeline.metrics import step_ends
 
 _LONGEST = 12
-"""Steps of a period that is simulated at most."""
+"""Longest period that is simulated, in steps."""
 _BEFORE = 8
-"""Steps before it at least: what the first ones do alone has gone by."""
+"""Least number of steps that are simulated before the period, so that what only the first steps do is over."""
 
 
 def locally(plan: Plan) -> bool:
-    """Do replicas average every few steps?"""
+    """Do replicas average only every few steps?"""
     return plan.update.mode == "local" and plan.update.every > 1
 
 
 def together(plan: Plan) -> bool:
-    """Does the plan's output come with steps that differ, or wait for the device beside a checkpoint?"""
+    """Does the plan have output and steps that differ (local updates), or checkpoints and other output? False for asynchronous plans."""
     output = plan.output
     return bool(output.periods) and (locally(plan) or (output.checkpoint_every > 0 and len(output.periods) > 1)) and not plan.asynchronous
 
 
 def drifting(setting: Setting) -> bool:
-    """May ranks of local updates be at different steps, as some are slower?"""
+    """Can ranks with local updates be at different steps, because some ranks are slower than others?"""
     return locally(setting.plan) and not (setting.plan.noise.even and setting.topology.equal)
 
 
 def followed(setting: Setting) -> int:
-    """Steps of the period over which ranks of local updates that drift apart are followed; 0 where they do not, or where it is too long."""
+    """Steps of the period over which ranks with local updates drift apart; 0 if they do not drift, or if the period is too long to
+    simulate."""
     every = setting.plan.update.every
     return every if drifting(setting) and every <= _LONGEST else 0
 
 
 def warmed(period: int) -> int:
-    """Steps before the period that counts, in whole periods."""
+    """Number of steps to simulate before the period that counts; a multiple of `period`."""
     return period * math.ceil(_BEFORE / period)
 
 
 def whole(setting: Setting, pricer: Pricer, output: Output) -> float | None:
-    """Mean seconds of a step with such output, over a whole period; None where that is too long, or the program."""
+    """Mean seconds of a step with the given output, over a whole period. None if the period is too long or the program has too many ops."""
     plan = msgspec.structs.replace(setting.plan, output=output)
     period = plan.period
     if period > _LONGEST:
         return None
     before = warmed(period)
     last = before + period
-    # Loaders make no further batch in the last steps, and take no cores from them.
+    # In the last steps loaders make no more batches, so they take no cores from training: these steps do not count.
     program = program_for(setting, last + 1 + stored(program_for(setting, 2, plan)), plan)
     if not quick(simulated_ops(program, setting.places)):
         return None
