@@ -20,12 +20,12 @@ import msgspec
 from sim.result.uncertainty import KINDS, LEVEL, Figures, Shares, Z, figures, relative_error
 
 _LEAST, _MOST = 0.03, 0.69
-"""Relative standard errors that a fit may take: none better than boards of one kind differ
-by (3 %, assumed), none worse than a factor of two (ln 2)."""
+"""Range of the relative standard errors in a fit. None is smaller than the difference between boards of one kind (3 %, assumed); none is
+larger than a factor of two (ln 2)."""
 
 
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
-    """One published step: by what factor it missed its prediction, and what the prediction rests on."""
+    """One published step: the error of its prediction, and the kinds of costs that the prediction rests on."""
 
     row_id: str
     source_id: str
@@ -45,7 +45,8 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit(rows: Sequence[Residual], start: Figures | None = None) -> Figures:
-    """The figures with the least mean interval score over `rows`; `measured` and `beyond`, of which few rows tell, stay. Needs scipy."""
+    """The figures with the least mean interval score over `rows`. The widths `measured` and `beyond` stay as in `start`, as few rows say
+    anything about them. `start`: None for the figures that ship. Needs scipy."""
     import numpy as np
     from scipy.optimize import minimize
 
@@ -70,13 +71,13 @@ def fit(rows: Sequence[Residual], start: Figures | None = None) -> Figures:
 
 
 def held(rows: Iterable[Residual], known: Figures) -> float:
-    """Share of the rows whose measurement lies in the interval."""
+    """Share (0 to 1) of the rows whose measurement lies in the interval; 0 without rows."""
     inside = [row.holds(known) for row in rows]
     return sum(inside) / len(inside) if inside else 0.0
 
 
 def held_left_out(rows: Sequence[Residual], key: Callable[[Residual], str]) -> float:
-    """The same with figures that were fitted without the rows of the row's own `key`."""
+    """The same share, but each row is judged by figures that were fitted without the rows that have the same `key` (a source, say)."""
     count = 0
     for name in sorted({key(row) for row in rows}):
         known = fit([row for row in rows if key(row) != name])
@@ -85,7 +86,8 @@ def held_left_out(rows: Sequence[Residual], key: Callable[[Residual], str]) -> f
 
 
 def residuals(path: str | None, workers: int = 2, limit: int | None = None) -> list[Residual]:
-    """Every row of a table (None: the one that ships) that can be predicted."""
+    """A residual for each row that can be predicted. `path`: the table; None: the one that ships. `limit`: number of rows at most; None:
+    all."""
     from sim.accuracy.training import validate_training
 
     result = validate_training(path, workers, limit)
@@ -104,7 +106,7 @@ def residuals(path: str | None, workers: int = 2, limit: int | None = None) -> l
 
 
 def by_group(rows: Sequence[Residual], known: Figures, key: Callable[[Residual], str]) -> dict[str, tuple[int, float, float]]:
-    """Group -> (rows, share inside, mean half width as a fraction)."""
+    """Group (as `key` gives it) -> (number of rows, share of measurements inside the interval, mean upper half width as a fraction)."""
     found = {}
     for name in sorted({key(row) for row in rows}):
         group = [row for row in rows if key(row) == name]
@@ -127,7 +129,8 @@ _WORDS = {
 
 
 def text(known: Figures, notes: Mapping[str, float], rows: int) -> str:
-    """The parameter file, with what the intervals hold as comments."""
+    """The text of the parameter file. `notes` (name -> share of the measurements inside the interval) and `rows`, their number, become
+    comments."""
 
     def table(values: Mapping[str, float]) -> list[str]:
         return [f"{name} = {value:.6g}" + (f"  # {_WORDS[name]}" if name in _WORDS else "") for name, value in values.items()]
@@ -144,7 +147,7 @@ def text(known: Figures, notes: Mapping[str, float], rows: int) -> str:
 
 
 def main(path: str | None, workers: int) -> None:
-    """Prints the file, then what the intervals hold by group, as comments."""
+    """Prints the parameter file, then, as comments, the share inside the interval for each source, GPU and family."""
     rows = residuals(path, workers)
     known = fit(rows)
     keys: dict[str, Callable[[Residual], str]] = {

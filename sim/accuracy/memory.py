@@ -1,9 +1,10 @@
 """Predicted peak memory against measured peaks: the rows of the published table that give one.
 
 SimuMax's rows are torch's peak of allocated memory on one node of B200, in GiB although the column says GB (its v1.2 summary); they served
-to choose what `sim.memory.report` counts. torchtitan's log prints what torch has reserved (metrics.py: reserved_bytes.all.peak), in GiB; the
-allocator's share is fitted on these. BLOOM's sweeps were read off nvidia-smi (chronicles-prequel.md), which shows context and NCCL too, in MiB: their
-"GB" are thousands of them, as 80 on a device of 79.2 GiB cannot be GiB; causes were looked for where they were off. No source is unseen data.
+to choose what `sim.memory.report` counts. torchtitan's log prints what torch has reserved (metrics.py: reserved_bytes.all.peak), in GiB;
+the allocator's share is fitted on these. BLOOM's sweeps were read off nvidia-smi (chronicles-prequel.md), which shows context and NCCL too,
+in MiB: their "GB" are thousands of them, as 80 on a device of 79.2 GiB cannot be GiB; causes were looked for where they were off. No source
+is unseen data.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SEEN = ("simumax-b200", "torchtitan", "bigscience-bloom-topology")
 ALLOCATED = ("simumax-b200",)
 """Sources that measured what the framework allocated."""
 RESERVED = ("torchtitan",)
-"""Sources that measured what its allocator had reserved; the others what was taken from the device."""
+"""Sources that measured what the framework's allocator had reserved. Sources in neither list measured what was taken from the device."""
 _THOUSANDS = ("bigscience-bloom-topology",)
 """Sources whose GB are thousands of MiB."""
 
@@ -40,7 +41,8 @@ class MemoryScore(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     measured: int
     predicted: int
-    """Without CUDA's context and NCCL's buffers, and without the allocator's slack, where the source measured without (`RESERVED`, `ALLOCATED`)."""
+    """Without CUDA's context and NCCL's buffers, and without the allocator's slack, where the source measured without (`RESERVED`,
+    `ALLOCATED`)."""
     refused: str = ""
     state: int = 0
     """Parameters, gradients and optimizer states alone: the baseline that knows no activations."""
@@ -83,7 +85,8 @@ def _score(row: Row, peak: float) -> MemoryScore:
 
 
 def memory_table(scores: list[MemoryScore]) -> list[dict[str, object]]:
-    """One row for each source: how many peaks, the mean and median size of the error, its mean, the worst."""
+    """One row for each source: number of peaks, mean and median absolute error, mean signed error (`bias`), largest absolute error; all
+    fractions."""
     table: list[dict[str, object]] = []
     for source in sorted({score.source for score in scores}):
         errors = [score.error for score in scores if score.source == source and not score.refused]

@@ -2,8 +2,8 @@
 
     python -m sim.accuracy.refit /path/to/training.csv [workers [rows]]
 
-Every plan is predicted at two clocks (8-bit ones also at another clock of their 8-bit products); in between its step is linear in 1 / clock.
-Each GPU with enough rows then takes the clocks with the least mean error, and the table shows the errors with the source left out
+Every plan is predicted at two clocks (8-bit ones also at another clock of their 8-bit products); in between its step is linear in 1 /
+clock. Each GPU with enough rows then takes the clocks with the least mean error, and the table shows the errors with the source left out
 that a row comes from (its GPU's clock then comes from other sources, or from its kin), and with the GPU left out.
 """
 
@@ -29,7 +29,7 @@ _GRID = tuple(round(0.5 + 0.01 * index, 2) for index in range(51))
 ENOUGH = 15
 """Rows that a GPU needs for a clock of its own; with fewer it takes its kin's."""
 FEW = 4
-"""Rows of each sort (16-bit, 8-bit) that it needs to tell the two clocks apart."""
+"""Rows of each sort (16-bit, 8-bit) that a GPU needs to have two separate clocks."""
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -49,7 +49,8 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Clocks(msgspec.Struct, frozen=True):
-    """What was fitted: GPU -> clock of all products, and of 8-bit ones where these have their own."""
+    """The fitted clocks by GPU, as shares of the peak clock: `clock` of all matrix products; `fp8` of 8-bit ones, for GPUs where these have
+    their own."""
 
     clock: dict[str, float]
     fp8: dict[str, float]
@@ -60,7 +61,7 @@ class Clocks(msgspec.Struct, frozen=True):
 
 
 def predict_at(clock: float, narrow: float, case: Case) -> Found:
-    """A prediction with all GPUs at one clock, and one for 8-bit products."""
+    """The prediction of `case` with all GPUs at `clock`, and 8-bit products at `narrow`."""
     from sim.accuracy.steady import step_seconds
 
     assume(clock, narrow)
@@ -73,7 +74,7 @@ def _small(row: Row) -> bool:
 
 
 def responses(path: str, workers: int = 2, limit: int | None = None) -> list[Response]:
-    """Every row that can be predicted, at the clocks 1 and `LOW`."""
+    """The response of each row that can be predicted at the clocks 1 and `LOW`. `limit`: number of rows at most; None: all."""
     full = validate_training(path, workers, limit, predict_seconds=partial(predict_at, 1.0, 1.0))
     names = {outcome.row_id for outcome in full.outcomes}
 
@@ -97,7 +98,8 @@ def responses(path: str, workers: int = 2, limit: int | None = None) -> list[Res
 
 
 def fit(rows: Iterable[Response]) -> Clocks:
-    """The clocks with the least mean |error|. The error's minimum is flat: the middle of all clocks within 0.1 % of it."""
+    """The clocks with the least mean absolute error. As the minimum is flat, the middle of all clocks whose error is within 0.001 of it is
+    taken. GPUs with fewer than `ENOUGH` rows are left out."""
     groups: dict[str, list[Response]] = {}
     for row in rows:
         groups.setdefault(row.gpu.name, []).append(row)
@@ -121,7 +123,7 @@ def _best(rows: list[Response], error: Callable[[Response, float], float]) -> fl
 
 
 def left_out(rows: list[Response], key: Callable[[Response], str]) -> list[float]:
-    """Signed errors, each row predicted with clocks that were fitted without the rows of its own `key`."""
+    """Signed errors. Each row is predicted with clocks that were fitted without the rows that have the same `key` (a source, say)."""
     found: list[float] = []
     for name in sorted({key(row) for row in rows}):
         clocks = fit(row for row in rows if key(row) != name)
@@ -130,7 +132,7 @@ def left_out(rows: list[Response], key: Callable[[Response], str]) -> list[float
 
 
 def table(rows: list[Response], clocks: Clocks) -> str:
-    """In-sample errors by GPU, and those of the left-out fits, in percent."""
+    """Text with the clocks and the in-sample errors by GPU, and then the errors of the left-out fits, in percent."""
     lines = []
     for title, values in (("[clock]", clocks.clock), ("[fp8]", clocks.fp8)):
         lines.append(title)

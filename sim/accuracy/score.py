@@ -14,8 +14,8 @@ import msgspec
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One row held against its prediction. `ideal_s` is model FLOPs over the peak of all GPUs: what one
-    utilisation for everything starts from."""
+    """One row with its prediction. `ideal_s` is model FLOPs over the peak of all GPUs; the baseline divides it by one utilisation for all
+    rows."""
 
     row_id: str
     source_id: str
@@ -36,11 +36,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = ""
     """The topology expression."""
     edits: tuple[str, ...] = ()
-    """Its what-ifs."""
+    """The what-ifs on that topology."""
     plan_key: str = ""
-    """What the plan and its machine are, without its name: equal keys are the same plan measured again."""
+    """Identifies the plan and its machine, without the plan's name. Rows with equal keys measured the same plan."""
     what: str = ""
-    """The plan in a line."""
+    """The plan in one line of text."""
     assumed: tuple[str, ...] = ()
 
     @property
@@ -63,7 +63,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summarise(errors: Sequence[float]) -> Summary:
-    """`errors` are signed fractions. An empty group has no error at all: zeros with rows = 0."""
+    """Summary of `errors`, which are signed fractions. An empty group gives zeros and rows = 0."""
     if not errors:
         return Summary(0, 0.0, 0.0, 0.0)
     size = [abs(error) for error in errors]
@@ -79,7 +79,8 @@ def by(outcomes: Iterable[Outcome], key: Callable[[Outcome], str]) -> dict[str, 
 
 
 def coverage(outcomes: Iterable[Outcome]) -> float:
-    """Share of the measurements that lie in their prediction's interval, of those that have one; 0 without any."""
+    """Share of measurements that lie in the interval of their prediction. Predictions without an interval are not counted; 0 if none has
+    one."""
     inside = [outcome.inside for outcome in outcomes if outcome.interval_s is not None]
     return fmean(inside) if inside else 0.0
 
@@ -93,7 +94,7 @@ def coverage_by(outcomes: Iterable[Outcome], key: Callable[[Outcome], str]) -> d
 
 
 def coverage_table(outcomes: Sequence[Outcome]) -> dict[str, object]:
-    """Coverage of the intervals: of all, by source, GPU, family and mark, and the mean width over the prediction."""
+    """Coverage of the intervals: of all rows and by source, GPU, family and mark. `mean_width` is the mean of width / prediction."""
     widths = [(o.interval_s[1] - o.interval_s[0]) / o.predicted_s for o in outcomes if o.interval_s is not None]
     return {
         "coverage": coverage(outcomes),
@@ -124,7 +125,7 @@ def constant_mfu(outcomes: Sequence[Outcome]) -> tuple[float, Summary]:
 
 
 def baseline_table(outcomes: Sequence[Outcome]) -> dict[str, object]:
-    """`constant_mfu` of all rows, and the errors that this one utilisation makes in each source, GPU and family."""
+    """`constant_mfu` of all rows, and the errors of predictions with this one utilisation, by source, GPU and family."""
     mfu, total = constant_mfu(outcomes)
     keys: dict[str, Callable[[Outcome], str]] = {"source": lambda o: o.source_id, "gpu": lambda o: o.gpu, "family": lambda o: o.family}
     as_baseline = [msgspec.structs.replace(o, predicted_s=o.ideal_s / mfu) for o in outcomes if o.ideal_s > 0 and mfu > 0]

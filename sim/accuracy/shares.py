@@ -1,4 +1,4 @@
-"""On what the step of a published row is spent, as intervals count it."""
+"""The shares of a published row's step by kind of cost and source, from which its interval is made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from sim.setting.bind import bind
 
 
 def shares_of_case(case: Case, seconds: float) -> tuple[Shares, tuple[str, ...]]:
-    """On what a row's step of `seconds` is spent, and in what it lies beyond the data. Raises `BadInput` and its kinds."""
+    """(the shares of a row's step of `seconds` by kind of cost and source, the respects in which the plan lies outside the data that the
+    costs were fitted on; empty: none). Raises `BadInput` and its subclasses."""
     from sim.setting.pricer import pricer_for
     from sim.setting.program import program_for
 

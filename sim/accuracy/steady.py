@@ -1,4 +1,4 @@
-"""A published plan's step and the time that it would take at peak."""
+"""The step time of a published plan, and the time that it would take at the peak of its GPUs."""
 
 from __future__ import annotations
 

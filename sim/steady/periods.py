@@ -52,8 +52,8 @@ def mean_step(setting: Setting, pricer: Pricer, steps: int) -> Breakdown:
     instead).
 
     With local updates, a step with averaging has the weight 1 / `every` and a step without has the rest. One simulated step alone would be
-    of one sort or the other, depending on whether `every` divides the number of simulated steps. If some ranks are slower, the whole period
-    is simulated for the total seconds, and the classes are scaled to it.
+    of one sort or the other, depending on whether `every` divides the number of simulated steps. If some ranks are slower, a whole period
+    (unless it is too long) is simulated for the total seconds, and the classes are scaled to it.
     """
     if setting.plan.asynchronous:
         return asynchrony.mean_step(_trace(setting, setting.plan, pricer, LONG))
