@@ -11,11 +11,11 @@ from statistics import fmean
 from sim.accuracy.score import Outcome
 
 MIN_PLANS = 6
-"""A (model, GPU) pair is ranked when it has at least so many different plans."""
+"""Least number of different plans for which a (model, GPU) pair is ranked."""
 _DRAWS = 400
 
 Plans = dict[str, list[Outcome]]
-"""Measurements by plan: of the same plan again, in another release or at another date, beside the first."""
+"""Plan -> its measurements; more than one if the same plan was measured again, in another release or at another date."""
 
 
 def ranks(values: Sequence[float]) -> list[float]:
@@ -56,9 +56,9 @@ def rank_correlations(outcomes: Iterable[Outcome], value: Callable[[Outcome], tu
 
 
 def measured_again(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The rank correlation that measuring the same plans once more would reach, in each "model on GPU": what an exact prediction can be
-    expected to reach against measurements that scatter so. The mean of 400 draws around the measured times, log-normal, with the
-    scatter of `noise`; a plan measured n times scatters by 1/sqrt(n) of that. Empty where no plan was measured twice."""
+    """The rank correlation, in each "model on GPU", between the measurements and a second measurement of the same plans. An exact
+    prediction can be expected to reach this value, because measurements scatter. It is the mean of 400 log-normal draws around the measured
+    times, with the scatter of `noise`, divided by sqrt(n) for a plan that was measured n times. Empty if no plan was measured twice."""
     scatter = noise(outcomes)
     if not scatter:
         return {}
@@ -97,8 +97,8 @@ def spread(outcomes: Iterable[Outcome]) -> dict[str, float]:
 
 
 def throughput(outcome: Outcome) -> tuple[float, float]:
-    """(measured, predicted) samples per second and GPU, for `rank_correlations`: harder than step times, for it
-    takes the batch size out."""
+    """(measured, predicted) samples per second and GPU, for `rank_correlations`. The order is harder to predict than that of step times, as
+    the batch size no longer helps."""
     per = outcome.samples / outcome.gpus
     return per / outcome.measured_s, per / outcome.predicted_s
 

@@ -1,4 +1,4 @@
-"""What a run over a table of published steps has found: predictions, errors, refusals, and their JSON."""
+"""The result of a run over a table of published steps: predictions, errors, refusals, and their JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a prediction says of one plan, as far as the scores need it."""
+    """The prediction of one plan, as far as the scores need it."""
 
     seconds: float
     ideal_s: float
     """Model FLOPs over the peak of all GPUs at the plan's precision."""
     interval: Interval | None = None
     shares: Shares = {}
-    """On what the step is spent, by kind of cost and source (`sim.result.uncertainty`)."""
+    """(kind of cost, source) -> share of the step (`sim.result.uncertainty`)."""
     beyond: bool = False
     """The plan lies outside the data that the costs were fitted on."""
 
@@ -106,7 +106,8 @@ class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _worst(self, outcome: Outcome, spread: dict[str, float]) -> dict[str, Any]:
-        """A row that is far off, with what its prediction rests on: choices made for it, and where its time goes."""
+        """A row with a large error, and what its prediction rests on: what was assumed, and the three largest shares of its time. `spread`:
+        as of `ranking.spread`."""
         found = self.found.get(outcome.row_id)
         spent = sorted(found.shares.items(), key=lambda item: -item[1])[:3] if found else []
         return {

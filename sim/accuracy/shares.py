@@ -8,8 +8,8 @@ from sim.setting.bind import bind
 
 
 def shares_of_case(case: Case, seconds: float) -> tuple[Shares, tuple[str, ...]]:
-    """(the shares of a row's step of `seconds` by kind of cost and source, the respects in which the plan lies outside the data that the
-    costs were fitted on; empty: none). Raises `BadInput` and its subclasses."""
+    """(the shares of a row's step of `seconds` by kind of cost and source, in what the plan lies outside the published steps; empty: in
+    nothing). Raises `BadInput` and its subclasses."""
     from sim.setting.pricer import pricer_for
     from sim.setting.program import program_for
 

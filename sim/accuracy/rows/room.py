@@ -1,7 +1,8 @@
-"""A row that was measured did fit: where it does not say how, what most people do to make it fit is assumed.
+"""A row that was measured did fit into memory. If it does not say how, this module assumes what most people do to make it fit.
 
-Parameters, gradients and optimizer states that no device could hold were shared out; a micro-batch that is not stated is one that fits; layers
-whose activations are far beyond the device were recomputed. Nothing is assumed where the row speaks, or the framework's recipes are known.
+If no device could hold all parameters, gradients and optimizer states, they are sharded. A micro-batch that is not stated is one that fits.
+If the activations need far more than the device has, layers are recomputed. Nothing is assumed where the row states it, or where the
+framework's recipes are known.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from sim.setting.bind import bind
 from topologies.errors import BadInput
 
 _BEYOND = 1.3
-"""Predicted peak over the device's memory from which on a row recomputes. Published rows that say that they recompute nothing are predicted at
-1.28 of it at most (llm-foundry's MPT-350M on A100 of 40 GB)."""
+"""Predicted peak over the device's memory from which on a row recomputes. Published rows that say that they recompute nothing are predicted
+at 1.28 of it at most (llm-foundry's MPT-350M on A100 of 40 GB)."""
 _RECIPES = ("megatron-bridge", "mlperf-nvidia")
 """Frameworks whose recipes say what is recomputed and offloaded (`recipes`), or whose weights lie in 8 bits (MLPerf's yaml: fp8_params)."""
 _WIDE = 2048
-"""From which width on encoders and encoder-decoders have billions of parameters (T5-3B is narrower, its layers wide inside)."""
+"""Hidden size from which on encoders and encoder-decoders have billions of parameters (T5-3B is narrower, but its layers are wide
+inside)."""
 _TRAINED, _FROZEN = 16, 2
-"""Bytes of a replica for each parameter: in 16 bits with its gradient, and three in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1); frozen."""
+"""Bytes of a replica for each parameter: in 16 bits with its gradient, and three in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1);
+frozen."""
 _SHARED = {
     **dict.fromkeys(("pytorch", "pytorch-amp", "huggingface", "huggingface-amp", "deepspeed"), 3),
     **dict.fromkeys(("megatron-2021", "megatron-2022", "oneflow-gpt", "oneflow"), 1),
 }
-"""What people turn to whose replicas are too large: FSDP in PyTorch; in Megatron-LM the distributed optimizer, in OneFlow
-ZeRO's first level (LiBai: train.zero_optimization)."""
+"""Framework -> ZeRO level that is assumed if a replica is too large: FSDP (3) in PyTorch; the distributed optimizer (1) in Megatron-LM;
+ZeRO's first level in OneFlow (LiBai: train.zero_optimization)."""
 
 
 def with_room(plan: Plan, topology: str, edits: tuple[str, ...], row: Row, assumed: list[str]) -> Plan:
@@ -47,23 +50,24 @@ def with_room(plan: Plan, topology: str, edits: tuple[str, ...], row: Row, assum
             _instead(assumed, "recomputation not stated", "full, for it would not fit without")
             plan = msgspec.structs.replace(plan, memory=msgspec.structs.replace(plan.memory, recompute="full"))
     except BadInput:
-        pass  # said again, and better, when the plan is predicted
+        pass  # the prediction of the plan raises it again, with a better message
     return plan
 
 
 def _instead(assumed: list[str], what: str, choice: str) -> None:
-    """The note of what was chosen, in place of that of the default."""
+    """Replaces the notes that begin with `what` (on the default choice) by a note on `choice`."""
     assumed[:] = [note for note in assumed if not note.startswith(what)] + [f"{what}: {choice}"]
 
 
 def _large(plan: Plan) -> bool:
-    """A decoder, or an encoder as large as they are: whose layers people recompute. Of the others the prediction of memory is what is wrong."""
+    """Is the model a decoder, or as wide as large ones? People recompute the layers of these. For other models that do not fit, the
+    prediction of memory is taken to be wrong."""
     tree = plan.model if isinstance(plan.model, dict) else {}
     return tree.get("family", "decoder") == "decoder" or int(tree.get("hidden", 0)) >= _WIDE
 
 
 def _filled(plan: Plan, topology: str, edits: tuple[str, ...]) -> float:
-    """The fullest rank's memory over the device's; 0 where that is not known."""
+    """Predicted peak memory of the fullest rank over the memory of the device; 0 if the latter is not known."""
     setting = bind(plan, topology, edits)
     device = setting.topology.device(0)
     report = memory_of(setting.plan, setting.network, setting.framework, device, remedies=False)
@@ -71,7 +75,7 @@ def _filled(plan: Plan, topology: str, edits: tuple[str, ...]) -> float:
 
 
 def _shared(plan: Plan, topology: str, edits: tuple[str, ...], assumed: list[str]) -> Plan:
-    """Replicas of which one alone is larger than the device are no replicas."""
+    """The plan with ZeRO if one replica would not fit into the device's memory, with a note; otherwise the plan as it is."""
     p, level = plan.parallel, _SHARED.get(plan.framework_base, 0)
     if not level or p.zero or p.dp_replicate == 1:
         return plan
@@ -90,7 +94,7 @@ def _shared(plan: Plan, topology: str, edits: tuple[str, ...], assumed: list[str
 
 
 def _smaller(plan: Plan, topology: str, edits: tuple[str, ...], assumed: list[str]) -> Plan:
-    """The largest micro-batch up to the plan's that fits; one where none does."""
+    """The plan with the largest micro-batch, up to its own, that fits; 1 if none fits. A smaller one is noted."""
     most, each = plan.batch.micro, plan.global_batch // plan.data_ranks
     for size in (size for size in range(most, 0, -1) if each % size == 0):
         plan = msgspec.structs.replace(plan, batch=msgspec.structs.replace(plan.batch, micro=size))

@@ -1,4 +1,5 @@
-"""How a row splits its work: degrees of parallelism, batch and pipeline, completed where the row is silent, and consistent."""
+"""How a row splits its work: degrees of parallelism, batch and pipeline. What the row does not state is filled in; the result is
+consistent."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 def gpus_of(row: Row, assumed: list[str]) -> int:
-    """The number of GPUs: stated, or what nodes, degrees of parallelism or batches make. Raises `BadInput` where nothing tells."""
+    """The number of GPUs: as stated, or computed from nodes, degrees of parallelism or batches. Raises `BadInput` if none of them gives
+    it."""
     if row.gpus is not None:
         return row.gpus
     model = (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
@@ -52,9 +54,10 @@ def gpus_of(row: Row, assumed: list[str]) -> int:
 
 
 def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core", layers: int = 1) -> Sizes:
-    """Completes what is missing and makes it multiply up to the GPUs. `layers`: the model's, which the row itself may not state.
+    """Fills in the sizes that are missing, so that dp x tp x pp x cp is the number of GPUs. `assumed`: gets a note for each choice.
+    `layers`: number of layers of the model, which the row may not state.
 
-    Raises `BadInput` where it cannot.
+    Raises `BadInput` if that is not possible, `Refused` if the batch counts tokens.
     """
     if row.gpus is None:
         raise BadInput("the number of GPUs is not stated")
@@ -73,7 +76,7 @@ def sizes_of(row: Row, assumed: list[str], framework: str = "megatron-core", lay
 
 
 def _batch(row: Row, dp: int, framework: str, assumed: list[str]) -> tuple[int, int]:
-    """(micro, global) with global a multiple of micro x dp."""
+    """(micro-batch, global batch) in samples; the global batch is a multiple of micro-batch x dp."""
     micro, batch = row.micro_batch, row.global_batch
     if batch is None:
         batch = (micro or 1) * dp * (row.grad_accum or 1)
@@ -97,20 +100,20 @@ def _batch(row: Row, dp: int, framework: str, assumed: list[str]) -> tuple[int, 
 
 
 _SINGLY = "2025-05"
-"""torchtitan splits a rank's batch into as many micro-batches as the pipeline has ranks (pipeline_parallel_microbatches), from then on into single
-samples (pipeline_parallel_microbatch_size = 1)."""
+"""torchtitan splits a rank's batch into as many micro-batches as the pipeline has ranks (pipeline_parallel_microbatches), from then on into
+single samples (pipeline_parallel_microbatch_size = 1)."""
 _FIT, _FIT_RECOMPUTED = 1 << 14, 1 << 16
-"""Tokens that a GPU takes at a time, with its layers' activations kept, and with their inputs alone."""
+"""Tokens in a micro-batch on one GPU if all activations are kept, and if only the inputs of layers are kept (full recomputation)."""
 _NARROW = 1536
 """Below this width a GPU is given the tokens that it takes: nanoGPT's GPT-2 trains on 12 samples of 1024 at a time, llm.c's on 64."""
 _GATHERED = r"fsdp|full_?shard|fully.?shard|zero[\s_-]*(stage)?[\s_-]*3|stage[\s_-]*3|^3$"
-"""Words of sharding that gathers parameters for each micro-batch: who uses it takes few of them."""
+"""Words for sharding that all-gathers parameters for each micro-batch (FSDP, ZeRO-3). With it, people use few micro-batches."""
 
 
 def _micro(row: Row, each: int) -> int:
-    """What accumulation says, but one step of it in a pipeline, whose micro-batches it does not count. Unsaid: all images, for nothing that trains on them
-    accumulates; one sample in pipelines and wide models (the smallest bubble, the least memory); else as many as fit: four at most with all activations,
-    but all of BERT's short ones and of narrow models'."""
+    """What accumulation says, but one step of it in a pipeline, whose micro-batches it does not count. Unsaid: all images, for nothing that
+    trains on them accumulates; one sample in pipelines and wide models (the smallest bubble, the least memory); else as many as fit: four
+    at most with all activations, but all of BERT's short ones and of narrow models'."""
     if row.grad_accum and each % row.grad_accum == 0 and (row.grad_accum > 1 or (row.pp or 1) == 1):
         return each // row.grad_accum
     if row.batch_unit == "images":
@@ -133,8 +136,8 @@ def _chunks(places: int, pp: int) -> int:
 
 
 def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, assumed: list[str]) -> int:
-    """Model chunks per rank: the row's, as far as the schedule and the layers allow; interleaving needs equal rounds, unless the framework takes
-    others, and is done in whole ones where nobody says so."""
+    """Model chunks per rank: the row's, as far as the schedule and the layers allow; interleaving needs equal rounds, unless the framework
+    takes others, and is done in whole ones where nobody says so."""
     if pp == 1:
         return 1
     if row.vp is None and framework.startswith("torchtitan"):
@@ -158,7 +161,7 @@ def _virtual(row: Row, layers: int, pp: int, microbatches: int, framework: str, 
 
 
 def stages_of(layers: int, stages: int, further: int = 0) -> tuple[int, ...] | None:
-    """Layers of each stage where they are uneven; None where they divide.
+    """Number of layers of each stage if the stages are uneven; None if `stages` divides `layers`, or if no such split is known.
 
     Two spare places belong to the embedding and the head (Megatron: account_for_embedding_in_pipeline_split,
     account_for_loss_in_pipeline_split), one more to each of the `further` modules of multi-token prediction where stages are too short for
