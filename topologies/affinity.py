@@ -1,4 +1,4 @@
-"""Which NICs a GPU uses: the nearest ones, shared out evenly among the GPUs that have the same nearest."""
+"""Chooses the NICs of each GPU: the nearest ones. GPUs that have the same nearest NICs share them evenly."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class NicUse(msgspec.Struct, frozen=True):
     sharers: int
     """Ranks of the node that use these NICs."""
     kind: str
-    """How far they are: PIX, PXB (GPUDirect), PHB, SYS (through host memory), C2C."""
+    """Kind of the path from the GPU to its NICs, in NCCL's terms: PIX or PXB (GPUDirect), PHB or SYS (through host memory), C2C."""
 
     @property
     def rate(self) -> float:
-        """Bytes per second, one direction, that the rank gets while all its sharers send."""
+        """Bytes per second in one direction that the rank gets while all ranks that share its NICs send."""
         return sum(nic.rate for nic in self.nics) / self.sharers
 
 
 def nearest(machine: Machine, router: Router, gpus: Iterable[str], ranks: int) -> dict[str, NicUse]:
-    """GPU -> its NICs, for the GPUs in use. A GPU that reaches no NIC is absent.
+    """Returns the NICs of each GPU in `gpus`. A GPU that reaches no NIC has no entry.
 
-    CPU hosts: the key is "" and all `ranks` share all NICs."""
+    On a CPU host the only key is "", and all `ranks` ranks share all NICs."""
     if not machine.nics:
         return {}
     if machine.kind == "cpu":
@@ -59,7 +59,9 @@ def nearest(machine: Machine, router: Router, gpus: Iterable[str], ranks: int) -
 
 
 def _shares(names: tuple[str, ...], gpus: int, taken: Mapping[str, int]) -> list[tuple[str, ...]]:
-    """NICs of each of `gpus` GPUs that are equally near to `names`: NICs that no nearer GPU took, else the least used."""
+    """Divides the NICs `names` among `gpus` GPUs that are equally near to them: first the NICs that no nearer GPU has taken; without any of
+    these,
+    the NICs that the fewest GPUs use. `taken` counts the GPUs of each NIC."""
     free = [name for name in names if not taken[name]]
     if len(free) >= gpus:
         each = len(free) // gpus

@@ -1,4 +1,4 @@
-"""A machine's TOML document -> `Machine`.
+"""Builds a `Machine` from its TOML document.
 
 ```toml
 name = "two-and-two"
@@ -6,7 +6,7 @@ gpu = "a100-pcie-80gb"        # catalog key, or a [gpu] table; [gpus] gives sing
 cpu = "epyc-7742"
 nic = "ib-hdr-200g"           # of every nic in the tree; [nics] gives single NICs their own
 p2p = "PXB"                   # farthest path over which GPUs read each other; "none": always through host memory
-[tree]                        # what hangs on what, sockets first
+[tree]                        # the devices below each socket and each PCIe switch
 socket0 = ["sw0"]
 socket1 = ["gpu2", "gpu3"]
 sw0 = ["gpu0", "gpu1", "nic0"]
@@ -38,11 +38,11 @@ FIELDS: tuple[str, ...] = ("name", "title", "source", "kind", "base", "gpu", "gp
 FIELDS += ("repeat", "tree", "nvlink", "links", "fabric", "disk", "store", "ranks")
 P2P = ("none", "PIX", "PXB", "PHB", "SYS", "auto")
 LATENCY = {"nvlink": 0.7e-6, "xgmi": 0.9e-6, "c2c": 0.4e-6, "pcie": 0.75e-6, "numa": 0.05e-6, "upi": 0.15e-6, "dram": 0.1e-6, "engine": 0.0}
-"""Seconds per direction of one link. NVLink and PCIe are halves of a measured GPU-to-GPU access over one switch
-(1.3-2 us and 1.5-2 us); the others are the orders of magnitude of load latencies. All assumed: what a collective's
-step or a copy really takes is fitted in `sim.cost`."""
+"""Latency of one link in one direction, in seconds. The values of NVLink and PCIe are half of a measured GPU-to-GPU access over one switch
+(1.3-2 us and 1.5-2 us); the others have the order of magnitude of load latencies. All are assumed: the real time of a collective's
+step or of a copy is fitted in `sim.cost`."""
 ASSUMED_DRAM = 20e9
-"""Bytes per second of a socket whose memory has not been measured: one DDR4-2666 channel (64 bit x 2666 MT/s)."""
+"""Bytes per second of the memory of a socket whose bandwidth is not known: one DDR4-2666 channel (64 bit x 2666 MT/s)."""
 
 
 def build(document: Mapping[str, object]) -> Machine:
@@ -117,14 +117,14 @@ def _p2p(table: Table, cpu: Cpu, gpus: int) -> str:
 
 def _tree_links(table: Table, machine: Machine, tree: Tree) -> dict[str, Link]:
     default = table.rate("pcie", min((gpu.pcie or 12.5e9 for gpu in machine.gpus.values()), default=25e9))
-    # A CPU that the machine names says how fast its ports are, unless the machine does.
+    # The CPU limits the rate of its PCIe ports where the document names a CPU and gives no `pcie` rate of its own.
     ports = machine.cpu.pcie or math.inf if "cpu" in table and "pcie" not in table else math.inf
     links: dict[str, Link] = {}
     for child, parent in machine.up.items():
         kind, rate = "pcie", default
         port = ports if kind_of(parent) in ("socket", "numa", "root") else math.inf
         if child in machine.nics:
-            # A NIC has the lanes that its ports need (assumed): an 800G port sits on gen6, four 100G ports on their own slots.
+            # Assumed: a NIC has as many PCIe lanes as its ports need. An 800G port uses gen6; four 100G ports have a slot each.
             rate = max(default * machine.nics[child].count, machine.nics[child].rate)
         elif child in machine.gpus:
             gpu = machine.gpus[child]
@@ -133,14 +133,14 @@ def _tree_links(table: Table, machine: Machine, tree: Tree) -> dict[str, Link]:
         elif kind_of(child) == "numa":
             kind, rate = "numa", _dram(machine, tree)
         elif kind_of(child) == "root":
-            # A root complex forwards all its ports at full speed.
+            # A root complex carries all its ports at full rate at the same time.
             rate, port = min(default, port) * max(1, len(tree.children.get(child, ()))), math.inf
         if kind == "pcie" and child not in machine.nics:
             rate = min(rate, port)
         links[f"{child}>{parent}"] = links[f"{parent}>{child}"] = Link(kind, rate, LATENCY[kind])
     for name, gpu in machine.gpus.items():
         rate = gpu.c2c or gpu.pcie or default
-        # A single copy engine is one resource for both directions, as a memory bus is.
+        # A GPU with one copy engine has one resource for both directions, like a memory bus.
         engines = (f"{name}>{name}.h2d", f"{name}.d2h>{name}") if gpu.copy_engines > 1 else (f"copy@{name}",)
         links |= dict.fromkeys(engines, Link("engine", rate, LATENCY["engine"]))
     return links
@@ -151,7 +151,7 @@ def _dram(machine: Machine, tree: Tree) -> float:
 
 
 def _socket_links(machine: Machine, tree: Tree) -> dict[str, Link]:
-    """DRAM of each memory domain, and the links among the sockets of one tray."""
+    """The DRAM bus of each memory domain, and the links between the sockets of one tray."""
     links = {machine.memory_bus(home): Link("dram", _dram(machine, tree), LATENCY["dram"]) for home in tree.homes}
     rate = machine.cpu.interconnect or 10e9
     for group in tree.trays:
@@ -224,7 +224,8 @@ def _row(row: object, machine: Machine, where: str) -> tuple[str, str, int]:
 
 
 def _override(table: Table, links: dict[str, Link]) -> dict[str, Link]:
-    """Single directions from [links]."""
+    """`links` with the rates and latencies of `[links]`, each for one direction of one link. Raises `BadInput` for a link that does not
+    exist."""
     given = table.raw("links", {})
     if not isinstance(given, Mapping):
         raise BadInput(f'{table.at("links")} must be a table such as "gpu0>sw0" = {{ rate = "12 GB/s" }}')

@@ -1,4 +1,4 @@
-"""Clusters: runs of equal nodes and the fabric between them, written as `16x dgx-h100 + 2x dgx-a100`."""
+"""A cluster: groups of equal nodes (runs) and the network between them, written as `16x dgx-h100 + 2x dgx-a100`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from topologies.machine import Machine
 
 MOST_NODES = 1 << 20
 SEVERAL = "one cluster of both is 'A + B', and to compare them put on=A,B into the space of a sweep"
-"""What to write in place of machines by comma."""
+"""The hint in messages to a user who separates machines with a comma."""
 ON_NODE = re.compile(r"n(\d{1,7})/(.+)\Z")
-"""`n3/gpu0`: a vertex or a memory bus of node 3 in full, as `full` writes it."""
+"""Matches the full name of a vertex or a memory bus, as `full` writes it: `n3/gpu0` is `gpu0` of node 3."""
 _TERM = re.compile(r"(?:(\d{1,9})\s*[xX*]\s*)?([^\s+]+?)(?::(\d{1,6}))?\Z")
 
 
@@ -38,21 +38,21 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a topology is made of; what-ifs turn one into another."""
+    """The full description of a topology. A what-if makes a new cluster from an old one."""
 
     name: str
     runs: tuple[Run, ...]
     fabric: Fabric = Fabric()
     special: dict[int, Machine] = {}
-    """Nodes that an edit made different from their run."""
+    """Node -> its machine, for nodes that an edit made different from their run."""
     speeds: dict[int, float] = {}
-    """Rank -> speed of its compute, where it is not 1."""
+    """Rank -> relative speed of its compute (0.8: 80 % of full speed). Ranks without an entry run at full speed."""
     slow_nodes: dict[int, float] = {}
-    """Node -> that of all its ranks which have none of their own."""
+    """Node -> relative compute speed of its ranks that have no entry in `speeds`."""
     order: tuple[int, ...] = ()
-    """Device numbers on a node in rank order; () = 0, 1, 2, ..."""
+    """The number of the device that each local rank of a node uses; () means 0, 1, 2, ..."""
     scatter: bool = False
-    """Neighbouring ranks lie on different nodes (SLURM's `cyclic`)."""
+    """True: ranks go to the nodes in turn, so that neighbouring ranks lie on different nodes (SLURM's `cyclic`)."""
     edits: tuple[str, ...] = ()
 
     @property
@@ -64,7 +64,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return sum(run.count * run.ranks for run in self.runs)
 
     def run_of(self, node: int) -> Run:
-        """The run of equal nodes that a node belongs to."""
+        """The run that a node belongs to."""
         ends = list(accumulate(run.count for run in self.runs))
         return self.runs[bisect_right(ends, node)]
 
@@ -72,7 +72,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return self.special.get(node) or self.run_of(node).machine
 
     def changed(self, change: Callable[[Machine], Machine], node: int | None = None) -> Cluster:
-        """With `change` made on one node, or on each machine once, so that equal nodes stay equal."""
+        """Returns the cluster after `change` on one node (`node`), or on all nodes (None). `change` is called once for each run and each
+        special node, so that nodes which
+        share a machine still share one."""
         if node is not None:
             return msgspec.structs.replace(self, special=self.special | {node: change(self.machine(node))})
         runs = tuple(msgspec.structs.replace(run, machine=change(run.machine)) for run in self.runs)
@@ -81,7 +83,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def full(node: int, links: Iterable[str]) -> tuple[str, ...]:
-    """`gpu0>sw0` on node 3 -> `n3/gpu0>n3/sw0`."""
+    """Full names of the links of a node: `gpu0>sw0` on node 3 becomes `n3/gpu0>n3/sw0`."""
     found = []
     for link in links:
         a, arrow, b = link.partition(">")
@@ -90,7 +92,7 @@ def full(node: int, links: Iterable[str]) -> tuple[str, ...]:
 
 
 def parse(expression: str) -> tuple[Term, ...]:
-    """`"16x dgx-h100:4 + dgx-a100"` -> its terms; `:4` uses four GPUs of each node. Raises `BadInput`."""
+    """Parses an expression such as `"16x dgx-h100:4 + dgx-a100"` into its terms; `:4` uses four GPUs of each node. Raises `BadInput`."""
     terms = []
     for part in expression.split("+"):
         match = _TERM.match(part.strip())
@@ -112,7 +114,9 @@ def parse(expression: str) -> tuple[Term, ...]:
 
 
 def join(name: str, terms: tuple[Term, ...], machines: tuple[Machine, ...], fabric: Fabric) -> Cluster:
-    """The cluster of these terms. Raises `BadInput` where a node has fewer GPUs than asked for, or kinds are mixed."""
+    """Makes the cluster of these terms and their machines. Raises `BadInput` where a node has fewer GPUs than a term asks for, where CPU
+    hosts are
+    mixed with GPU machines, or where a machine of several nodes has no NIC."""
     runs = []
     for term, machine in zip(terms, machines, strict=True):
         if term.ranks > machine.size:

@@ -1,4 +1,4 @@
-"""GPUs, CPUs and NICs by their catalog key, or written out as a table in a machine's file.
+"""Reads GPUs, CPUs, NICs, disks and stores: from their catalog key, or from a table in a machine's file.
 
 A file `catalog/gpus/KEY.toml` holds one device. A machine's file names a key, or gives a table: either all fields,
 or `base = "KEY"` and the fields that differ.
@@ -30,7 +30,7 @@ def shelf(kind: str) -> tuple[str, ...]:
 
 
 def document(kind: str, name: str) -> dict[str, object]:
-    """The TOML document of a catalog entry. Raises `UnknownName` with the nearest key."""
+    """The TOML document of a catalog entry. Raises `UnknownName`, which offers the nearest key, or `BadInput` for a file name."""
     what = {"gpus": "GPU", "cpus": "CPU", "nics": "NIC"}.get(kind, "machine")
     if name not in shelf(kind):
         if name.endswith(".toml") and what != "machine":
@@ -74,7 +74,7 @@ def read_nic(value: object, where: str) -> Nic:
 
 
 def overlay(part: Part, fields: Mapping[str, object], where: str) -> Part:
-    """`part` with the fields of a table over its own. Raises `BadInput`."""
+    """Returns `part` with the values of `fields` in place of its own. Raises `BadInput`."""
     make: Callable[..., Part] = {Gpu: _gpu, Cpu: _cpu, Nic: _nic}[type(part)]  # type: ignore[assignment]
     return make(fields, where, part.name, part)
 
@@ -98,7 +98,9 @@ _GPU += ("nvlink", "nvlink_links", "pcie", "c2c", "source")
 
 
 def _clock(table: Table, known: float) -> float:
-    """Hz, of a text with a unit, or of MHz as data sheets print them; 0: not known. A bare figure in GHz is an error that says so."""
+    """The clock of a table in Hz: a text has a unit, a bare number is in MHz, as in data sheets. Without the key, returns `known`. 0 means
+    not
+    known. Raises `BadInput` for a bare number below 100, which is likely in GHz."""
     if "clock" not in table:
         return known
     value = table.raw("clock")
@@ -110,7 +112,8 @@ def _clock(table: Table, known: float) -> float:
 
 
 def _arch(table: Table, known: str) -> str:
-    """The architecture that fitted costs are looked up by: another word for one that is known would have none of them."""
+    """The architecture, which is the key of the fitted costs. Raises `BadInput` for any other form than `sm90` or `gfx942`: no costs would
+    be found."""
     arch = table.text("arch", known)
     if not re.fullmatch(r"sm\d+|gfx\d+[a-f]?", arch):
         raise BadInput(
@@ -120,8 +123,9 @@ def _arch(table: Table, known: str) -> str:
 
 
 def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
-    """A GPU from its table; bare numbers of `clock` are MHz and those of `power` watts, as data sheets print them. Peaks are those of all SMs at
-    the clock: another clock, or other SMs, than the base's changes them in proportion, where the table does not say them."""
+    """Makes a GPU from its table. Bare numbers of `clock` are in MHz and those of `power` in watts, as in data sheets. Peak FLOP/s belong
+    to all
+    SMs at `clock`: where the table changes the clock or the number of SMs of its base and gives no peak, the peaks change in proportion."""
     table = Table(data, where, _GPU)
     missing = [key for key in ("arch", "flops", "memory", "bandwidth", "sms") if key not in table]
     if base is None and missing:
@@ -171,7 +175,7 @@ def _cpu(data: object, where: str, name: str, base: Cpu | None = None) -> Cpu:
 
 
 def _nic(data: object, where: str, name: str, base: Nic | None = None) -> Nic:
-    """A NIC from its table: `rate` is one port's, `count` ports are used as one."""
+    """Makes a NIC from its table. In the table `rate` is that of one port; the NIC gets the rate of all `count` ports together."""
     table = Table(data, where, ("name", "rate", "latency", "count", "source"))
     if base is None and "rate" not in table:
         raise BadInput(f'{where} lacks rate, e.g. rate = "400 Gbit/s"')
@@ -188,7 +192,7 @@ def _nic(data: object, where: str, name: str, base: Nic | None = None) -> Nic:
 
 
 STORE_RATES = ("read", "write", "stream", "total_read", "total_write")
-"""Of a `Store`, bytes per second each."""
+"""Fields of a `Store` that are in bytes per second."""
 
 
 def read_store(value: object, where: str) -> Store:

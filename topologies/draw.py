@@ -1,4 +1,4 @@
-"""The topology as a networkx graph: for looking at, and for questions that networkx answers."""
+"""Makes a networkx graph of the topology, to draw it or to run networkx algorithms on it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def graph(cluster: Cluster, places: Mapping[int, Site], rates: Rates, nodes: int) -> networkx.DiGraph[Any]:
-    """Vertices (`kind`, `node`, `label`) and directed edges (`kind`, `rate` in bytes/s, `latency` in s) of the first
-    `nodes` nodes, with their NICs' leaves and, where leaves are joined, the spines."""
+    """Returns the graph of the first `nodes` nodes, the leaf switches of their NICs and, where leaves are connected, the spines and core
+    switches.
+    Vertices have `kind`, `node` (-1 for switches) and `label`; directed edges have `kind`, `rate` in bytes/s and `latency` in s."""
     import networkx
 
     found: networkx.DiGraph[Any] = networkx.DiGraph(name=cluster.name)

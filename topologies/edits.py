@@ -1,4 +1,4 @@
-"""What-ifs: small texts that turn one cluster into another, applied in order.
+"""What-ifs: short texts (`KEY=VALUE`), each of which makes a new cluster from an old one. They are applied in order.
 
 link.KIND.rate=400 GB/s      every link of a kind (nvlink xgmi c2c pcie numa upi dram net spine), also .latency
 fail=link:gpu0-sw0           a cable, both directions, on every node; fail=link:n3/gpu0-n3/sw0 on one;
@@ -7,11 +7,11 @@ without=nvswitch             also nvlink, nic, p2p, spine (rail_only in a file)
 slow=r3:0.8                  rank 3 computes at 0.8 of full speed; slow=n2:0.8 all ranks of node 2 that have no speed of their own
 oversubscription=2  rails=4  pod=16  spines=8  block=8  core_oversubscription=7     fabric.oversubscription=2, as in a file, is the same
 ranks_per_node=4             use so many GPUs of each node, the first that order= lists
-order=3,2,1,0                which device of its node each local rank takes; order=scatter: ranks round the nodes
+order=3,2,1,0                which device of its node each local rank takes; order=scatter: ranks go to the nodes in turn
 gpu=h200-sxm                 other GPUs in the same places; gpu.memory=96 GiB, gpu.bandwidth, gpu.power=600 W, gpu.clock=1.7 GHz, gpu.sms=66 (and the
                              peaks in proportion), gpu.flops.bf16 ...
 cpu.cores=8  cpu.bandwidth=100 GB/s  cpu.flops.fp32=50 GFLOP/s  nic.rate=200 Gbit/s  disk.read=2 GB/s  p2p=none
-store.read=2 GB/s  store.total_write=500 GB/s  store.latency=150 ms     what all nodes share: read, write, stream, latency, totals
+store.read=2 GB/s  store.total_write=500 GB/s  store.latency=150 ms     the store that all nodes share: read, write, stream, latency, totals
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from topologies.units import duration, rate
 
 Edit = Callable[[Cluster, str, str], Cluster]
 SECTIONS = ("link", "gpu", "cpu", "nic", "disk", "store", "fabric")
-"""First words of keys with a dot."""
+"""First words of the keys that contain a dot."""
 _LINKS = ("nvlink", "xgmi", "c2c", "pcie", "numa", "upi", "dram", "engine", "net", "spine")
 _PARTS = (
     "gpu.memory",
@@ -50,21 +50,23 @@ _PARTS = (
     "store.read",
     "store.write",
 )
-"""Keys with a dot that are often wanted, beside those of links."""
+"""Common keys with a dot, apart from those of links: `meant` offers them."""
 
 
 def is_edit(key: str) -> bool:
-    """Whether a key is one of a machine, and none of a plan."""
+    """True if `key` belongs to a machine, not to a plan."""
     return key in _EDITS or key.partition(".")[0] in SECTIONS
 
 
 def keys() -> tuple[str, ...]:
-    """Sections of keys with a dot, and keys without."""
+    """First words of the keys with a dot (`SECTIONS`), and all keys without a dot."""
     return tuple(dict.fromkeys((*SECTIONS, *_EDITS)))
 
 
 def meant(key: str) -> list[str]:
-    """Keys of a machine that may be meant by one that is none: those that end in it or have its link (`nvlink.rate`), else the nearest; three at most."""
+    """For an unknown key, at most three keys of a machine that the user may mean: keys that end in it, else keys of the link that it begins
+    with
+    (`nvlink.rate`), else the keys with the most similar names."""
     known = [*(f"link.{kind}.{what}" for what in ("rate", "latency") for kind in _LINKS), *_PARTS, *_EDITS]
     link = f"link.{key.partition('.')[0]}."
     found = [one for one in known if one.endswith(f".{key}")] or [one for one in known if one.startswith(link)]
@@ -72,7 +74,7 @@ def meant(key: str) -> list[str]:
 
 
 def apply(cluster: Cluster, edits: tuple[str, ...]) -> Cluster:
-    """`cluster` with all edits. Raises `BadInput` that names the edit."""
+    """Returns `cluster` after all edits. Raises `BadInput`, which names the edit."""
     for edit in edits:
         if not isinstance(edit, str):
             raise BadInput(f"an edit is a text such as 'oversubscription=2', not {edit!r}")
@@ -198,13 +200,17 @@ def _gpu(cluster: Cluster, key: str, value: str) -> Cluster:
 
 
 _SWITCHED = r"sxm(?!2)|^(gb|vr)|^h20$"
-"""GPUs on boards that NVSwitches join. (SXM2 is older than they are, GH200 has links of its own to others, PCIe cards have bridges, AMD's GPUs are a mesh.)"""
+"""Names of GPUs whose boards can have NVSwitches. (SXM2 is older than NVSwitch, GH200 has its own links to other GPUs, PCIe cards have
+NVLink
+bridges, and AMD's GPUs form a mesh.)"""
 
 
 def _fit_links(machine: Machine, name: str) -> object:
-    """The NVLink table for another GPU: kept where its links suffice, spread over as many chips otherwise.
+    """The `[nvlink]` table of the machine for the GPU `name`. With NVSwitches, the links of the new GPU are spread over the same number of
+    chips;
+    without, the machine's own table is kept, or is empty where the GPU has no NVLink.
 
-    Raises `Refused` for a GPU that has NVLinks, but is made in no form that NVSwitches take: cards with bridges, AMD's, which are a mesh."""
+    Raises `Refused` on a machine with NVSwitches for a GPU that has NVLinks but does not connect to NVSwitches (`_SWITCHED`)."""
     links = gpu(name).nvlink_links
     if machine.chips and links:
         if not re.search(_SWITCHED, name):

@@ -1,10 +1,10 @@
-"""Every error that StepTwin raises on purpose, in one tree.
+"""The classes of all errors that StepTwin raises on purpose.
 
 * `SteptwinError`            base: one clear message, never a traceback on the command line
     * `BadInput`             what a person wrote cannot be used (exit 2)
         * `UnitError`        a size, rate or time without a unit, or with an unknown one
         * `UnknownName`      a key, preset or machine that does not exist; offers the nearest
-        * `Disconnected`     a machine some of whose ranks do not reach each other
+        * `Disconnected`     a machine where some ranks cannot reach each other
         * `Refused`          understood, but not supported in this combination; says why
             * `NoRoom`       a run that needs more memory than this machine has (exit 3)
     * `RunFailed`            a run on real devices ended early (exit 4); what was measured is kept
@@ -18,7 +18,7 @@ import difflib
 from collections.abc import Iterable
 
 _LONGEST = 1800
-"""Characters of a message."""
+"""Longest message, in characters. Of a longer one, the beginning and the end are kept."""
 
 
 class SteptwinError(Exception):
@@ -27,12 +27,12 @@ class SteptwinError(Exception):
     exit_code = 2
 
     def __init__(self, message: str) -> None:
-        # What people wrote is quoted; a megabyte of it would bury the message.
+        # Messages quote the input, which may be very long.
         super().__init__(message if len(message) <= _LONGEST else f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}")
 
 
 class BadInput(SteptwinError):
-    """What was written cannot be used. The message says what, where, what is allowed and the next step."""
+    """The input cannot be used. The message says what is wrong, where, what is allowed and what to do next."""
 
 
 class UnitError(BadInput):
@@ -40,8 +40,11 @@ class UnitError(BadInput):
 
 
 class UnknownName(BadInput):
-    """A name that does not exist, with the nearest that does. `meant`: names that are known to be what it stands for; the others then go
-    unsaid, unless `every` of them is to be shown. `otherwise`: what to do where it is none of them, a sentence."""
+    """A name that does not exist. The message offers the most similar names and lists the allowed ones. `meant`: the names to offer, where
+    the
+    caller knows them; the allowed names are then not listed, unless `every` is true. `otherwise`: a last sentence, on what to do if none
+    fits.
+    `where`: the place of the name ("" adds none)."""
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class UnknownName(BadInput):
         otherwise: str = "",
     ) -> None:
         names = sorted(set(allowed))
-        small = name[:80].lower()  # all names are
+        small = name[:80].lower()  # all allowed names are in lower case
         holding = sorted((one for one in names if len(name) > 2 and small in one), key=len)  # h100: dgx-h100 before gh200
         known = list(meant)
         near = known or list(dict.fromkeys([*holding, *difflib.get_close_matches(small, names, n=3, cutoff=0.5)]))[:3]
@@ -67,21 +70,21 @@ class UnknownName(BadInput):
 
 
 class Disconnected(BadInput):
-    """Some ranks of a machine do not reach each other: by what it is, or by what has failed."""
+    """Some ranks of a machine cannot reach each other, as it was described or after a failure."""
 
 
 class Refused(BadInput):
-    """Understood but not supported; the message gives the reason and what to use instead."""
+    """The input is understood but not supported. The message gives the reason and what to use instead."""
 
 
 class NoRoom(Refused):
-    """A plan that cannot run here for want of memory."""
+    """A plan cannot run on this machine because it needs more memory than there is."""
 
     exit_code = 3
 
 
 class RunFailed(SteptwinError):
-    """A run on real devices ended early. `partial` names the folder where what was measured is kept."""
+    """A run on real devices ended early. `partial` is the folder with the measurements up to then ("": there are none)."""
 
     exit_code = 4
 

@@ -1,12 +1,14 @@
-"""The network between nodes: leaf switches by rail, spines above, core switches over those, each uplink with its own rate.
+"""The network between nodes: leaf switches for each rail, spine switches above them, and core switches above the spines.
 
-NIC k of a node belongs to rail k modulo `rails`; a leaf takes one rail of `pod` nodes (`rails = 1`: all NICs of them),
+NIC k of a node belongs to rail k modulo `rails`. A leaf connects the NICs of one rail of `pod` nodes (`rails = 1`: all their NICs),
 and each leaf has one uplink to every spine. Names: `net/leaf2.5` (pod 2, rail 5), `net/spine3`.
-With `block`, so many pods share spines, and core switches join the blocks (three tiers): `net/spine1.3` (block 1), above it `net/core3`,
-which stands for all core switches over the third spine of each block, as one link does for its cables to them.
+With `block` > 0 there are three tiers: `block` pods share spines, and core switches connect these blocks. `net/spine1.3` is a spine of
+block 1. `net/core3` above it stands for all core switches over spine 3 of each block, and one link stands for all cables of a spine to
+them.
 Routes between leaves pick the spine by destination, as InfiniBand's fat-tree routing does (d-mod-k: Zahavi et al.,
 "Optimized InfiniBand fat-tree routing for shift all-to-all communication patterns", 2009), so shifts do not collide.
-With `rail_only` there is no spine: a rail is a network of its own, and what goes to another rail takes NVLink first (Wang et al., "Rail-only: A low-cost
+With `rail_only` there is no spine: each rail is a separate network, and traffic to another rail goes over NVLink first (Wang et al.,
+"Rail-only: A low-cost
 high-performance network for training LLMs with trillion parameters", 2023).
 """
 
@@ -28,21 +30,23 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     pod: int = 32
     """Nodes that share leaf switches."""
     oversubscription: float = 1.0
-    """Rate down from a leaf to its NICs over the rate up to the spines."""
+    """Rate of a leaf down to its NICs divided by its rate up to the spines."""
     spines: int = 0
-    """0: as many as give each uplink at least what the NICs of one node on its rail send."""
+    """Number of spines (with `block`: of each block); 0: pod / oversubscription, so that an uplink carries at least the NICs of one node on
+    its rail."""
     block: int = 0
-    """Pods that share spines; core switches join such blocks. 0: all pods share them, and there is no core."""
+    """Pods that share spines; core switches connect the blocks of pods. 0: all pods share the spines, and there are no core switches."""
     core_oversubscription: float = 1.0
-    """Rate down from a spine to its leaves over the rate up to the core."""
+    """Rate of a spine down to its leaves divided by its rate up to the core switches."""
     rail_only: bool = False
-    """No spines: the leaves are not joined. A rail whose switches have tiers of their own is one leaf of a larger `pod`."""
+    """True: there are no spines, and leaves are not connected. A rail with several tiers of switches is modelled as one leaf with a larger
+    `pod`."""
     hop: float = 0.3e-6
     """Seconds from one switch to the next: a switch (0.1-0.15 us, InfiniBand) and its cables. Assumed."""
     uplink: float = 0.0
-    """Bytes per second of one uplink in one direction; 0: what the NICs below and `oversubscription` give."""
+    """Bytes per second of one uplink in one direction; 0: computed from the rates of the NICs below and `oversubscription`."""
     failed: frozenset[str] = frozenset()
-    """Directed links and spines that are out of service."""
+    """Names of the directed links, spines and core switches that have failed."""
     source: str = ""
 
     @property
@@ -54,7 +58,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def block_nodes(self) -> int:
-        """Nodes below one set of spines; 0: all of them."""
+        """Nodes below the spines of one block; 0: all nodes share the spines."""
         return self.pod * self.block
 
     def block_of(self, pod: int) -> int:
@@ -65,7 +69,9 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
         return f"net/spine{self.block_of(pod)}.{place}" if self.block else f"net/spine{place}"
 
     def between(self, pod_a: int, leaf_a: str, pod_b: int, leaf_b: str, key: int) -> tuple[str, ...]:
-        """The switches over two leaves that a flow with this key takes; the next ones in service where some have failed. Raises `Disconnected`."""
+        """The switches that a flow passes between two leaves, in order. `key` picks the spine; where a switch or link on this way has
+        failed, the
+        next spine is tried. Raises `Disconnected` where no way is left."""
         count, apart = self.spine_count, self.block_of(pod_a) != self.block_of(pod_b)
         for step in range(count):
             place = (key + step) % count
@@ -89,7 +95,7 @@ KEYS = ("rails", "pod", "oversubscription", "spines", "block", "core_oversubscri
 
 
 def read_fabric(value: object, where: str, base: Fabric | None = None) -> Fabric:
-    """A fabric from `[fabric]`; what it does not say is as in `base`. Raises `BadInput`."""
+    """Reads a fabric from the table `[fabric]` (None: an empty one). Absent keys are as in `base`, or the defaults. Raises `BadInput`."""
     table = Table({} if value is None else value, where, KEYS)
     base = base or Fabric()
     return msgspec.structs.replace(
@@ -108,5 +114,5 @@ def read_fabric(value: object, where: str, base: Fabric | None = None) -> Fabric
 
 
 def merge_fabric(base: object, own: object) -> object:
-    """`[fabric]` of a file over that of its base."""
+    """The `[fabric]` table of a file merged over that of its base, key by key; None where neither has one."""
     return {**base, **own} if isinstance(base, Mapping) and isinstance(own, Mapping) else (own if own is not None else base)
