@@ -60,8 +60,7 @@ def nearest(machine: Machine, router: Router, gpus: Iterable[str], ranks: int) -
 
 def _shares(names: tuple[str, ...], gpus: int, taken: Mapping[str, int]) -> list[tuple[str, ...]]:
     """Divides the NICs `names` among `gpus` GPUs that are equally near to them: first the NICs that no nearer GPU has taken; without any of
-    these,
-    the NICs that the fewest GPUs use. `taken` counts the GPUs of each NIC."""
+    these, the NICs that the fewest GPUs use. `taken` counts the GPUs of each NIC."""
     free = [name for name in names if not taken[name]]
     if len(free) >= gpus:
         each = len(free) // gpus

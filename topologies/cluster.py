@@ -73,8 +73,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     def changed(self, change: Callable[[Machine], Machine], node: int | None = None) -> Cluster:
         """Returns the cluster after `change` on one node (`node`), or on all nodes (None). `change` is called once for each run and each
-        special node, so that nodes which
-        share a machine still share one."""
+        special node, so that nodes which share a machine still share one."""
         if node is not None:
             return msgspec.structs.replace(self, special=self.special | {node: change(self.machine(node))})
         runs = tuple(msgspec.structs.replace(run, machine=change(run.machine)) for run in self.runs)
@@ -115,8 +114,7 @@ def parse(expression: str) -> tuple[Term, ...]:
 
 def join(name: str, terms: tuple[Term, ...], machines: tuple[Machine, ...], fabric: Fabric) -> Cluster:
     """Makes the cluster of these terms and their machines. Raises `BadInput` where a node has fewer GPUs than a term asks for, where CPU
-    hosts are
-    mixed with GPU machines, or where a machine of several nodes has no NIC."""
+    hosts are mixed with GPU machines, or where a machine of several nodes has no NIC."""
     runs = []
     for term, machine in zip(terms, machines, strict=True):
         if term.ranks > machine.size:

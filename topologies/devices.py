@@ -99,8 +99,7 @@ _GPU += ("nvlink", "nvlink_links", "pcie", "c2c", "source")
 
 def _clock(table: Table, known: float) -> float:
     """The clock of a table in Hz: a text has a unit, a bare number is in MHz, as in data sheets. Without the key, returns `known`. 0 means
-    not
-    known. Raises `BadInput` for a bare number below 100, which is likely in GHz."""
+    not known. Raises `BadInput` for a bare number below 100, which is likely in GHz."""
     if "clock" not in table:
         return known
     value = table.raw("clock")
@@ -124,8 +123,8 @@ def _arch(table: Table, known: str) -> str:
 
 def _gpu(data: object, where: str, name: str, base: Gpu | None = None) -> Gpu:
     """Makes a GPU from its table. Bare numbers of `clock` are in MHz and those of `power` in watts, as in data sheets. Peak FLOP/s belong
-    to all
-    SMs at `clock`: where the table changes the clock or the number of SMs of its base and gives no peak, the peaks change in proportion."""
+    to all SMs at `clock`: where the table changes the clock or the number of SMs of its base and gives no peak, the peaks change in
+    proportion."""
     table = Table(data, where, _GPU)
     missing = [key for key in ("arch", "flops", "memory", "bandwidth", "sms") if key not in table]
     if base is None and missing:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def graph(cluster: Cluster, places: Mapping[int, Site], rates: Rates, nodes: int) -> networkx.DiGraph[Any]:
     """Returns the graph of the first `nodes` nodes, the leaf switches of their NICs and, where leaves are connected, the spines and core
-    switches.
-    Vertices have `kind`, `node` (-1 for switches) and `label`; directed edges have `kind`, `rate` in bytes/s and `latency` in s."""
+    switches. Vertices have `kind`, `node` (-1 for switches) and `label`; directed edges have `kind`, `rate` in bytes/s and `latency` in
+    s."""
     import networkx
 
     found: networkx.DiGraph[Any] = networkx.DiGraph(name=cluster.name)

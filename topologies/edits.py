@@ -65,8 +65,7 @@ def keys() -> tuple[str, ...]:
 
 def meant(key: str) -> list[str]:
     """For an unknown key, at most three keys of a machine that the user may mean: keys that end in it, else keys of the link that it begins
-    with
-    (`nvlink.rate`), else the keys with the most similar names."""
+    with (`nvlink.rate`), else the keys with the most similar names."""
     known = [*(f"link.{kind}.{what}" for what in ("rate", "latency") for kind in _LINKS), *_PARTS, *_EDITS]
     link = f"link.{key.partition('.')[0]}."
     found = [one for one in known if one.endswith(f".{key}")] or [one for one in known if one.startswith(link)]
@@ -201,14 +200,12 @@ def _gpu(cluster: Cluster, key: str, value: str) -> Cluster:
 
 _SWITCHED = r"sxm(?!2)|^(gb|vr)|^h20$"
 """Names of GPUs whose boards can have NVSwitches. (SXM2 is older than NVSwitch, GH200 has its own links to other GPUs, PCIe cards have
-NVLink
-bridges, and AMD's GPUs form a mesh.)"""
+NVLink bridges, and AMD's GPUs form a mesh.)"""
 
 
 def _fit_links(machine: Machine, name: str) -> object:
     """The `[nvlink]` table of the machine for the GPU `name`. With NVSwitches, the links of the new GPU are spread over the same number of
-    chips;
-    without, the machine's own table is kept, or is empty where the GPU has no NVLink.
+    chips; without, the machine's own table is kept, or is empty where the GPU has no NVLink.
 
     Raises `Refused` on a machine with NVSwitches for a GPU that has NVLinks but does not connect to NVSwitches (`_SWITCHED`)."""
     links = gpu(name).nvlink_links

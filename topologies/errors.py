@@ -41,10 +41,8 @@ class UnitError(BadInput):
 
 class UnknownName(BadInput):
     """A name that does not exist. The message offers the most similar names and lists the allowed ones. `meant`: the names to offer, where
-    the
-    caller knows them; the allowed names are then not listed, unless `every` is true. `otherwise`: a last sentence, on what to do if none
-    fits.
-    `where`: the place of the name ("" adds none)."""
+    the caller knows them; the allowed names are then not listed, unless `every` is true. `otherwise`: a last sentence, on what to do if
+    none fits. `where`: the place of the name ("" adds none)."""
 
     def __init__(
         self,

@@ -8,8 +8,7 @@ them.
 Routes between leaves pick the spine by destination, as InfiniBand's fat-tree routing does (d-mod-k: Zahavi et al.,
 "Optimized InfiniBand fat-tree routing for shift all-to-all communication patterns", 2009), so shifts do not collide.
 With `rail_only` there is no spine: each rail is a separate network, and traffic to another rail goes over NVLink first (Wang et al.,
-"Rail-only: A low-cost
-high-performance network for training LLMs with trillion parameters", 2023).
+"Rail-only: A low-cost high-performance network for training LLMs with trillion parameters", 2023).
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
     def between(self, pod_a: int, leaf_a: str, pod_b: int, leaf_b: str, key: int) -> tuple[str, ...]:
         """The switches that a flow passes between two leaves, in order. `key` picks the spine; where a switch or link on this way has
-        failed, the
-        next spine is tried. Raises `Disconnected` where no way is left."""
+        failed, the next spine is tried. Raises `Disconnected` where no way is left."""
         count, apart = self.spine_count, self.block_of(pod_a) != self.block_of(pod_b)
         for step in range(count):
             place = (key + step) % count

@@ -1,4 +1,5 @@
-"""What-ifs that take something away: a cable, a NIC, switch chips, a spine; NVSwitches, NVLink, NICs or peer access as a whole."""
+"""What-ifs that remove a part: one cable, NIC, NVSwitch chip or switch (`fail`), or all NVSwitches, NVLinks, NICs or peer access
+(`without`)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ WITHOUT = ("nvswitch", "nvlink", "nic", "p2p", "spine")
 
 
 def without(machine: Machine, what: str) -> Machine:
-    """`machine` without all of its NVSwitches, NVLinks, NICs, or without peer-to-peer access. Raises `BadInput`."""
+    """Returns `machine` without any of its NVSwitches, NVLinks or NICs, or without peer-to-peer access. Raises `BadInput`."""
     if what not in WITHOUT:
         raise UnknownName("part to leave out", what, WITHOUT)
     if what == "p2p":
@@ -28,8 +29,9 @@ def without(machine: Machine, what: str) -> Machine:
 
 
 def in_one_piece(cluster: Cluster, what: str) -> Cluster:
-    """`cluster`, unless GPUs of one of its nodes that are used reach each other over the network alone: trays that only NVSwitches join. Raises `Refused`."""
-    import networkx  # which half of a command's start would go for
+    """Returns `cluster`. Raises `Refused` where no link inside a node connects all GPUs in use, as with trays that only NVSwitches
+    connect."""
+    import networkx  # imported here because it is slow: half of the start of a command
 
     for run in cluster.runs:
         graph = networkx.Graph(link.split(">") for link in run.machine.links if ">" in link)
@@ -49,7 +51,8 @@ def _through(link: str) -> bool:
 
 
 def fail(cluster: Cluster, value: str) -> Cluster:
-    """`cluster` after a failure: `link:gpu0-sw0`, `link:n3/gpu0-n3/sw0`, `nic:n0/nic1`, `nvswitch:2`, `spine:3`, `leaf:0.1`."""
+    """Returns `cluster` after the failure that `value` names: `link:gpu0-sw0`, `link:n3/gpu0-n3/sw0`, `nic:n0/nic1`, `nvswitch:2`,
+    `spine:3`, `leaf:0.1`, `core:0`. Raises `BadInput`."""
     what, colon, where = value.partition(":")
     if what in ("leaf", "spine", "core") and colon:
         return _fail_switch(cluster, f"net/{what}{where}")
@@ -64,7 +67,7 @@ def fail(cluster: Cluster, value: str) -> Cluster:
 
 
 def _node(cluster: Cluster, name: str) -> tuple[int | None, str]:
-    """(node or None for all nodes, short name)."""
+    """Splits a name such as `n3/gpu0` into (node, short name); the node is None, for all nodes, where the name has none."""
     match = ON_NODE.match(name)
     if not match:
         return None, name
@@ -75,7 +78,7 @@ def _node(cluster: Cluster, name: str) -> tuple[int | None, str]:
 
 
 def _drop(machine: Machine, names: set[str]) -> Machine:
-    """Without these NICs."""
+    """Returns `machine` without the NICs `names` and their links."""
     for name in names:
         if name not in machine.nics:
             raise UnknownName("NIC", name, machine.nics, machine.name)
@@ -89,7 +92,7 @@ def _drop(machine: Machine, names: set[str]) -> Machine:
 
 
 def _chips(machine: Machine, count: str) -> Machine:
-    """`count` NVSwitch chips fewer, the best connected first: each GPU loses its links to them."""
+    """Removes `count` NVSwitch chips, first those with the most links to each GPU. Each GPU loses its links to them."""
     if not machine.chips:
         raise BadInput(f"fail=nvswitch: {machine.name} has no NVSwitch")
     if not count.isdecimal() or not 1 <= int(count) <= len(machine.chips):
@@ -111,7 +114,7 @@ def _ends(text: str) -> tuple[str, str]:
 
 
 def _fail_link(cluster: Cluster, text: str) -> Cluster:
-    """The cable between two vertices, in both directions."""
+    """Removes the cable between two vertices, in both directions."""
     a, b = _ends(text)
     if a.startswith("net/") or b.startswith("net/"):
         return _fail_cable(cluster, a, b)
@@ -158,7 +161,8 @@ def _fail_cable(cluster: Cluster, a: str, b: str) -> Cluster:
 
 
 def _fail_switch(cluster: Cluster, name: str) -> Cluster:
-    """A spine or the core switches over one: routes avoid them. A leaf: the nodes of its pod lose their NICs of its rail."""
+    """Removes a switch. Routes avoid a failed spine, or the failed core switches over a spine. Where a leaf fails, the nodes of its pod
+    lose their NICs on its rail."""
     fabric = cluster.fabric
     leaf = re.fullmatch(r"net/leaf(\d{1,6})\.(\d{1,3})", name)
     if _is_upper(cluster, name):
@@ -176,13 +180,13 @@ def _fail_switch(cluster: Cluster, name: str) -> Cluster:
 
 
 def _leaves(cluster: Cluster) -> str:
-    """Names of the first and the last leaf switch: one for each rail of each pod."""
+    """Words for a message: the names of the first and the last leaf switch. There is one leaf for each rail of each pod."""
     pods = -(-cluster.nodes // cluster.fabric.pod)
     return f"leaves leaf:0.0 to leaf:{pods - 1}.{cluster.fabric.rails - 1} (pod.rail)"
 
 
 def _is_upper(cluster: Cluster, name: str) -> bool:
-    """Whether a spine or core switch of this name is there."""
+    """True if the cluster has a spine or core switch of this name."""
     fabric = cluster.fabric
     match = re.fullmatch(r"net/(?:core|spine(?:(\d{1,6})\.)?)(\d{1,6})", name)
     if match is None or int(match.group(2)) >= fabric.spine_count or cluster.nodes == 1:

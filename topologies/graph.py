@@ -1,9 +1,9 @@
-"""The topology that the simulator sees: ranks, their devices, the paths between them and the rate of every link.
+"""The topology that the simulator uses: ranks, their devices, the paths between them and the rate of every link.
 
-A big cluster is never written out: nodes are templates, paths and rates are computed when asked for and remembered.
+Equal nodes share one description, and paths and rates are computed on demand and cached, so that a large cluster is cheap.
 Names of directed links are `FROM>TO` with full names (`n3/gpu0>n3/nvswitch`, `n0/nic2>net/leaf0.2`); a memory bus
-has one name and no direction (`n3/dram@socket0`). NVLink and network rates are as specified, PCIe rates are what is
-usable, rates between sockets are what NCCL counts on for GPU traffic; efficiencies on top belong to `sim.cost`.
+has one name and no direction (`n3/dram@socket0`). NVLink and network rates are the specified ones, PCIe rates the usable
+ones, rates between sockets those that NCCL assumes for GPU traffic. Further efficiencies belong to `sim.cost`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Topology:
         self.name = cluster.name
         self.nodes = cluster.nodes
         self.gpus = cluster.ranks
-        """Ranks that it can host."""
+        """Number of ranks that it can host."""
         self.kind = cluster.runs[0].machine.kind
         """cuda | cpu."""
         self.ranks_per_node = cluster.runs[0].ranks
-        """Of the first node; `ranks_on(node)` where nodes differ."""
+        """Ranks of the first node. Where nodes differ, use `ranks_on(node)`."""
         self._ends = list(accumulate(run.count * run.ranks for run in cluster.runs))
         self._nodes = list(accumulate(run.count for run in cluster.runs))
-        """Where each run of equal nodes ends, in ranks and in nodes."""
+        """`_ends`, `_nodes`: the ranks, and the nodes, up to the end of each run of equal nodes."""
         self._sites = Sites(cluster)
         self.rates = Rates(cluster, self._sites)
         """Bytes per second of each directed link, by full name."""
@@ -55,7 +55,7 @@ class Topology:
         return f"Topology({self.name!r}, nodes={self.nodes}, ranks={self.gpus}{edits})"
 
     def __eq__(self, other: object) -> bool:
-        """The same machines, however they were written."""
+        """True where both describe the same cluster, whatever object or text each was made from."""
         return self is other or (isinstance(other, Topology) and self.cluster == other.cluster)
 
     def __hash__(self) -> int:
@@ -85,37 +85,40 @@ class Topology:
 
     @property
     def symmetric(self) -> bool:
-        """Every node is equal and no rank is slow, so that one node tells of all."""
+        """True if all nodes are equal and no rank is slow: one node then represents all."""
         return self.repeated and not (self.cluster.speeds or self.cluster.slow_nodes)
 
     @property
     def equal(self) -> bool:
-        """All ranks have the same device, and none is slow."""
+        """True if all ranks have the same device and none is slow."""
         return not (self.cluster.speeds or self.cluster.slow_nodes) and len(self.devices(self.gpus)) == 1
 
     @property
     def repeated(self) -> bool:
-        """Every node is built and joined as the others; some may be slow."""
+        """True if all nodes are built and connected alike. Some may be slow."""
         c = self.cluster
         return len(c.runs) == 1 and not (c.special or c.fabric.failed)
 
     @property
     def narrow(self) -> bool:
-        """The switches between the nodes pass less up than they take from below: groups on different nodes fill the same cables."""
+        """True if a tier of switches has less bandwidth up than down (oversubscription): groups on different nodes then compete for the
+        same cables."""
         return self._below > 0
 
     @property
     def rerouted(self) -> bool:
-        """Switches between the nodes, or cables of theirs, have failed: what went over them takes those that are left, beside who took them before."""
+        """True if switches between the nodes, or their cables, have failed: their traffic then shares the other cables with the traffic
+        there."""
         return bool(self.cluster.fabric.failed)
 
     @property
     def even(self) -> bool:
-        """Is the first node (`even_on`)?"""
+        """`even_on` of the first node."""
         return self.even_on(0)
 
     def even_on(self, node: int) -> bool:
-        """All devices of the node reach each other over the same kind of path at the same rate, either way (NVSwitch; not two sockets of PCIe)."""
+        """True if all paths from and to the first device of the node have the same kind and rate (with NVSwitch, but not with PCIe on two
+        sockets)."""
         first, *others = self.ranks_of(node)
         paths = [self.path(*pair) for other in others for pair in ((first, other), (other, first))]
         return len({(path.kind, path.rate) for path in paths}) <= 1
@@ -144,14 +147,15 @@ class Topology:
         return self.place(rank)[1]
 
     def nodes_of(self, ranks: int) -> int:
-        """How many nodes the first so many ranks are on, from the first node on: dealt out in turns, they soon are on all."""
+        """Number of nodes that the first `ranks` ranks use. With `scatter`, ranks go to the nodes in turn, so that `ranks` ranks use that
+        many nodes, or all."""
         return min(ranks, self.nodes) if self.cluster.scatter else self.node(ranks - 1) + 1
 
     def ranks_on(self, node: int) -> int:
         return self.cluster.run_of(node).ranks
 
     def on_node(self, rank: int) -> range:
-        """All ranks of the rank's node: in a row, or dealt out in turns."""
+        """All ranks of the rank's node: consecutive numbers, or with `scatter` every `nodes`-th."""
         node, place = self.place(rank)
         if self.cluster.scatter:
             return range(node, self.gpus, self.nodes)
@@ -159,8 +163,9 @@ class Topology:
         return range(first, first + self.ranks_on(node))
 
     def beside(self, rank: int) -> Sequence[int]:
-        """The ranks whose messages may fill the same cables as the rank's, itself among them: those of its node, and of the nodes below the same
-        switches where these pass less up than they take from below; where some switch has failed, all."""
+        """The ranks whose messages may use the same cables as those of `rank`, including itself: the ranks of its node; with
+        oversubscription (`narrow`) those of all nodes below the same switches; after a failure of a switch or cable (`rerouted`) all
+        ranks."""
         if self.rerouted:
             return range(self.gpus)
         if not self.narrow or len(self.cluster.runs) > 1:
@@ -185,7 +190,7 @@ class Topology:
         return range(first, first + run.ranks)
 
     def node_kind(self, node: int) -> int:
-        """The same number for nodes that are built and joined alike."""
+        """An id that nodes have in common if they are built and connected alike."""
         return id(self._sites[node])
 
     def machine(self, node: int) -> Machine:
@@ -248,7 +253,7 @@ class Topology:
         return self._sites[node].machine.disk
 
     def store(self, node: int) -> Store | None:
-        """What all nodes share; None where the node's own disk takes its place."""
+        """The store that all nodes share; None: the node's own disk is used instead."""
         return self._sites[node].machine.store
 
     def store_total(self, write: bool) -> float:
@@ -259,14 +264,14 @@ class Topology:
         return store.total(write, self.nodes)
 
     def speed(self, rank: int) -> float:
-        """1.0, or what a slow rank's compute runs at."""
+        """Relative speed of the rank's compute: 1.0, or less for a slow rank."""
         own = self.cluster.speeds.get(rank)
         if own is not None:
             return own
         return self.cluster.slow_nodes.get(self.node(rank), 1.0) if self.cluster.slow_nodes else 1.0
 
     def nic_of(self, rank: int) -> NicUse | None:
-        """The NICs with affinity to the rank's device, and with how many ranks it shares them; None without any."""
+        """The NICs with affinity to the rank's device, and the number of ranks that share them; None if there are none."""
         _, site, slot = self._end(rank)
         return site.nic_use(slot)
 
@@ -282,11 +287,12 @@ class Topology:
     # -- paths
 
     def path(self, a: int, b: int) -> Path:
-        """From rank to rank: NVLink before PCIe before network. Raises `BadInput` where nothing joins them."""
+        """The path from rank `a` to rank `b`: over NVLink if possible, else PCIe, else the network. Raises `BadInput` where nothing
+        connects them."""
         return self._ways.between(a, b)
 
     def host_path(self, rank: int, to_device: bool) -> Path:
-        """Pinned host memory <-> the rank's device, with the copy engine as its last (first) link.
+        """The path of a copy between pinned host memory and the rank's device. The copy engine is its last link (`to_device`) or its first.
 
         A CPU rank copies inside its socket's memory."""
         return self._ways.host(rank, to_device)

@@ -1,7 +1,7 @@
-"""Devices as their makers describe them: plain frozen values, filled from `catalog/*.toml`.
+"""Devices as their manufacturers specify them: frozen values, read from `catalog/*.toml`.
 
 Rates are bytes per second in one direction, FLOP/s are dense, memory is bytes. Each description carries the
-`source` of its figures. What was *measured* on a device (efficiencies, latencies) is no spec: it lives in `sim/cost`.
+`source` of its figures. What was *measured* on a device (efficiencies, latencies) is not part of it: see `sim/cost`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One accelerator as the scheduler of work sees it (an MI250X counts as two)."""
+    """One accelerator as a program sees it (an MI250X counts as two)."""
 
     name: str
     """Catalog key, e.g. `h100-sxm`."""
@@ -28,7 +28,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     power: float = 0.0
     """Board power limit in watts; 0 = not known."""
     vboost: int = 0
-    """Level of `nvidia-smi boost-slider --vboost`: 1 gives the cores' clock more of those watts, memory and L2 less."""
+    """Level of `nvidia-smi boost-slider --vboost`: with 1, the clock of the cores gets more of the power, memory and L2 less."""
     copy_engines: int = 2
     nvlink: float = 0.0
     """All NVLink (or xGMI) links together, one direction."""
@@ -59,7 +59,7 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     interconnect: float = 0.0
     """Rate to the other socket (UPI, xGMI), one direction."""
     pcie: float = 0.0
-    """Bytes per second that one of its x16 ports carries, one direction; 0: as much as what is plugged in."""
+    """Bytes per second of one of its x16 ports in one direction; 0: the port is as fast as the device in it."""
     source: str = ""
 
     @property
@@ -80,7 +80,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
-    """Where batches come from and checkpoints go."""
+    """A node's own disk: batches are read from it and checkpoints are written to it. Rates in bytes per second, latency in seconds."""
 
     name: str = "disk"
     read: float = 2e9
@@ -90,7 +90,7 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
-    """What all nodes of a cluster read from and write to together: a parallel file system, an object store, a database server.
+    """Storage that all nodes of a cluster share: a parallel file system, an object store, a database server.
 
     The defaults are the middle column ("better") of the storage table of NVIDIA's DGX SuperPOD reference architecture (RA-11333-001, 2023).
     """
@@ -110,6 +110,6 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "DGX SuperPOD reference architecture, storage: better"
 
     def total(self, write: bool, nodes: int) -> float:
-        """Bytes per second that a cluster of so many nodes gets."""
+        """Bytes per second of the store for a cluster of `nodes` nodes; `write`: of writing, else of reading."""
         units = -(-nodes // 32)
         return (self.total_write or 20e9 * units) if write else (self.total_read or 40e9 * units)

@@ -1,4 +1,4 @@
-"""`load_topology`: a name, an expression, a file or a topology, and what-ifs, to a `Topology`."""
+"""`load_topology` makes a `Topology` from a name, an expression, a file or another topology, and applies what-ifs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from topologies.thismachine import document as this_machine
 __all__ = ["Topology", "gpus", "load_topology", "machine_document", "machines"]
 _MERGED = ("nics", "gpus", "links", "disk", "store")
 _PARTS = ("cpu", "nic")
-"""Parts whose table says what differs from the base machine's. (A `[gpu]` must name its base: one that is written out may be another maker's.)"""
+"""Parts whose table changes single fields of the base machine's part. (A `[gpu]` table must name its own base: a table with all fields may
+describe a GPU of another manufacturer.)"""
 DEEPEST = 16
-"""Files that may stand on each other by `base` and `nodes`."""
+"""Longest chain of files that include each other by `base` and `nodes`."""
 
 
 def machines() -> tuple[str, ...]:
@@ -62,7 +63,7 @@ def load_topology(source: str | Path | Topology, edits: tuple[str, ...] | str = 
 
 
 def _check_rails(cluster: Cluster) -> None:
-    """Raises `BadInput` for rails that no node has a NIC for."""
+    """Raises `BadInput` where the fabric has more rails than any node has NICs."""
     most = max(len(run.machine.cabled) for run in cluster.runs)
     if cluster.fabric.rails > most > 0:
         raise BadInput(
@@ -72,7 +73,7 @@ def _check_rails(cluster: Cluster) -> None:
 
 
 def _seen(cluster: Cluster) -> Cluster:
-    """This machine with ranks on the GPUs that CUDA_VISIBLE_DEVICES lists, in its order."""
+    """The cluster of `this-machine` with its ranks on the GPUs that CUDA_VISIBLE_DEVICES lists, in that order."""
     from topologies.nvidia import visible
 
     run = cluster.runs[0]
@@ -83,7 +84,7 @@ def _seen(cluster: Cluster) -> Cluster:
 
 
 def terms_of(source: str, folder: Path) -> tuple[Term, ...]:
-    """The terms of an expression; a path is one, whatever blanks and signs it has."""
+    """The terms of an expression. The path of an existing file is one term, even if it contains spaces or signs such as `+`."""
     single = source.endswith((".toml", ".xml", ".txt")) and isfile(folder / source)
     return (Term(1, source, 0),) if single else parse(source)
 
@@ -191,7 +192,7 @@ def machine_document(name: str, folder: Path | None = None, chain: tuple[str, ..
 
 
 def _merge(base: dict[str, object], own: dict[str, object]) -> dict[str, object]:
-    """`own` over `base`; tables of single parts merge key by key, everything else is replaced."""
+    """Merges the document `own` over `base`: tables of single parts are merged key by key, everything else is replaced."""
     found = base | own
     for key in _MERGED:
         under, over = base.get(key), own.get(key)
@@ -201,7 +202,7 @@ def _merge(base: dict[str, object], own: dict[str, object]) -> dict[str, object]
         if key in own:
             found[key] = _over(base.get(key), own[key])
     under, over = base.get("nics"), own.get("nics", {})
-    # It is of every NIC, those that the base lists apart among them.
+    # `nic` describes every NIC, also those that `nics` of the base lists one by one.
     if "nic" in own and isinstance(under, Mapping) and isinstance(over, Mapping):
         found["nics"] = {**{name: _over(part, own["nic"]) for name, part in under.items()}, **over}
     found["fabric"] = merge_fabric(base.get("fabric"), own.get("fabric"))
@@ -209,7 +210,8 @@ def _merge(base: dict[str, object], own: dict[str, object]) -> dict[str, object]
 
 
 def _over(base: object, own: object) -> object:
-    """A part as a file has it, over that of its base: a table that names no base of its own says what differs."""
+    """Merges a part over that of the base machine. A table without a `base` of its own changes single fields; anything else replaces the
+    part."""
     if base is None or not isinstance(own, Mapping) or "base" in own:
         return own
     return {**(base if isinstance(base, Mapping) else {"base": base}), **own}

@@ -1,7 +1,7 @@
-"""One node: what hangs on what, and how fast each direction of each link is.
+"""One node: how its devices are connected, and the rate and latency of each direction of each link.
 
 Inside a node names are short (`gpu0`, `nic0`, `sw0`, `socket0`); PCIe is a tree from the sockets down, as in NCCL's
-own XML, and NVLink (or xGMI) joins GPUs directly or through `nvswitch`. A cluster repeats a node; the same short name
+own XML, and NVLink (or xGMI) connects GPUs directly or through `nvswitch`. A cluster repeats a node; the full name of `gpu0`
 on node 3 is `n3/gpu0`.
 """
 
@@ -17,21 +17,21 @@ from topologies.errors import BadInput
 from topologies.hardware import Cpu, Disk, Gpu, Nic, Store
 
 KINDS = ("tray", "socket", "numa", "root", "sw", "gpu", "nic")
-"""What a vertex is, by the letters of its name: a tray of sockets, a CPU socket, a NUMA domain, a PCIe root complex,
-a PCIe switch, a GPU, a NIC. `nvswitch` and `dram` come with the NVLink table and the sockets."""
+"""Kinds of vertices, which are the letters of their names: a tray of sockets, a CPU socket, a NUMA domain, a PCIe root complex,
+a PCIe switch, a GPU, a NIC. `nvswitch` and `dram` are added for the NVLink table and the sockets."""
 
 _NAME = re.compile(r"([a-z]+)(\d{1,4})\Z")
 
 
 @lru_cache(8192)
 def kind_of(name: str) -> str:
-    """`gpu` of `gpu12`; "" for what is no vertex name."""
+    """The kind in a vertex name: `gpu` for `gpu12`; "" for any other text."""
     found = _NAME.match(name)
     return found.group(1) if found and found.group(1) in KINDS else ""
 
 
 def number_of(name: str) -> int:
-    """12 of `gpu12`."""
+    """The number in a vertex name: 12 for `gpu12`; 0 for any other text."""
     found = _NAME.match(name)
     return int(found.group(2)) if found else 0
 
@@ -46,7 +46,7 @@ class Link(msgspec.Struct, frozen=True, gc=False):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as it is after all what-ifs. Immutable: an edit makes a new one."""
+    """One node, with all what-ifs applied. Immutable: an edit makes a new machine."""
 
     name: str
     kind: str
@@ -58,19 +58,20 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     up: dict[str, str]
     """Child -> parent in the tree socket / numa / root / switch / device."""
     links: dict[str, Link]
-    """`gpu0>sw0` -> one direction."""
+    """Link by name; `gpu0>sw0` is one direction."""
     nics: dict[str, Nic]
     cabled: tuple[str, ...] = ()
-    """NICs in the order of the rails that they are plugged into, those that ranks use first. A failure changes no plug."""
+    """All NICs, those that ranks use first: NIC k of this order is on rail k modulo the number of rails. The order stays the same after a
+    failure."""
     chips: tuple[int, ...] = ()
-    """NVLinks of each GPU to each NVSwitch chip, e.g. (5, 4, 4, 5); the chips together are one vertex `nvswitch`."""
+    """Number of NVLinks from each GPU to each NVSwitch chip, e.g. (5, 4, 4, 5). All chips together are one vertex, `nvswitch`."""
     p2p: str = "PXB"
-    """The farthest path over which GPUs may read each other: none PIX PXB PHB SYS; NCCL's default is PXB."""
+    """The longest kind of path over which GPUs may access each other's memory: none PIX PXB PHB SYS; NCCL's default is PXB."""
     disk: Disk = Disk()
     store: Store | None = None
     """The cluster's shared store; None: a CPU host's own disk takes its place."""
     ranks: int = 0
-    """Processes that a CPU host takes."""
+    """Ranks that a CPU host can run; not used on a machine with GPUs."""
     source: str = ""
     document: Mapping[str, object] = {}
     """The TOML it was made from, base included."""
@@ -99,7 +100,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(machine: Machine) -> Machine:
-    """`machine`, or `BadInput` where a device hangs on nothing: no host memory and no GPU can be reached from it."""
+    """Returns `machine`. Raises `BadInput` where it has no ranks, or where one of several GPUs has no link to anything."""
     if not machine.size:
         raise BadInput(f"machine '{machine.name}' has no GPU and is no CPU host (kind = \"cpu\", ranks = 8)")
     joined = {name.partition(">")[0] for name, link in machine.links.items() if link.kind != "engine"}

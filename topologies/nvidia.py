@@ -1,7 +1,7 @@
-"""This computer's NVIDIA GPUs, as the driver's own tool tells them: names, and who hangs on what.
+"""The NVIDIA GPUs of this computer and how they are connected, as `nvidia-smi` reports them.
 
-`nvidia-smi` is asked twice: for the names of the devices, and for the matrix `topo -m` that `topologies.readers` turns into a tree. A
-computer without it, or with CUDA_VISIBLE_DEVICES set to nothing, has no GPUs here; where it names some of them, ranks take these.
+`nvidia-smi` is called for the names of the devices and for the matrix `topo -m`, which `topologies.readers` turns into a tree. Without
+`nvidia-smi`, or with an empty CUDA_VISIBLE_DEVICES, there are no GPUs. Where the variable lists GPUs, ranks use only these.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def document() -> dict[str, object] | None:
 
     if not visible(len(keys)):
         return None
-    # In some containers it cannot tell who hangs on what; one GPU hangs on nobody.
+    # In some containers `topo -m` fails; with one GPU the matrix is not needed.
     matrix = _ask(tool, "topo", "-m") or (_ALONE if len(keys) == 1 else "")
     found = read_text(matrix, "this-machine", keys[0])
-    # Both lists count devices by bus id. A computer with two kinds of them names each.
+    # Both lists are in the order of bus ids. With several models of GPUs, each GPU is named.
     mixed = {"gpus": {f"gpu{place}": key for place, key in enumerate(keys)}} if len(set(keys)) > 1 else {}
     own = _with_nic(found.document)
     return {**own, **mixed, "cpu": _own(own.get("cpu")), "name": "this-machine", "source": "nvidia-smi"}
 
 
 def _with_nic(document: dict[str, object]) -> dict[str, object]:
-    """With the NIC that every host has, where the matrix shows none (it lists those of InfiniBand and RoCE alone): hosts are then joined."""
+    """Adds an Ethernet NIC where the matrix shows no NIC (it lists only those of InfiniBand and RoCE), so that hosts are connected."""
     tree = document.get("tree")
     if "nics" in document or "nic" in document or not isinstance(tree, dict):
         return document
@@ -52,7 +52,8 @@ def _with_nic(document: dict[str, object]) -> dict[str, object]:
 
 
 def _own(cpu: object) -> object:
-    """The CPU that the operating system names, in place of the one that stands in a matrix which names none: host times are by its generation."""
+    """Replaces the assumed CPU of the matrix, which names none, by the one that the operating system names: host times depend on its
+    generation."""
     base = nearest_cpu()
     if not base:
         return cpu
@@ -61,15 +62,16 @@ def _own(cpu: object) -> object:
 
 
 def hidden() -> bool:
-    """CUDA_VISIBLE_DEVICES shows no GPU to the programs that are started here: known before a driver is asked that may not answer, as `visible` is not."""
+    """True if CUDA_VISIBLE_DEVICES hides all GPUs. Unlike `visible`, it does not call the driver, which may not answer."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
 
 
 def visible(count: int) -> tuple[int, ...]:
-    """Numbers of those of `count` GPUs that programs started here see, in the order in which CUDA numbers them for these.
+    """Indices of the GPUs, of `count` in all, that programs started here see, in CUDA's order.
 
-    CUDA_VISIBLE_DEVICES lists numbers (of the bus, as with CUDA_DEVICE_ORDER=PCI_BUS_ID and wherever all GPUs are alike) or beginnings of
-    UUIDs; what comes after the first that is none is not seen (CUDA C++ Programming Guide, environment variables). Raises `BadInput` for slices of a GPU (MIG).
+    CUDA_VISIBLE_DEVICES lists indices (in the order of bus ids, as with CUDA_DEVICE_ORDER=PCI_BUS_ID and wherever all GPUs are alike) or
+    beginnings of UUIDs; entries after the first invalid one are ignored (CUDA C++ Programming Guide, environment variables). Raises
+    `BadInput` for slices of a GPU (MIG).
     """
     words = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")]
     if any(word.startswith("MIG-") for word in words):
@@ -89,7 +91,7 @@ def visible(count: int) -> tuple[int, ...]:
 
 
 def of_model(name: str) -> list[str]:
-    """The catalog's keys of the model, or number, that a driver's name has: h200-nvl and h200-sxm for `NVIDIA H200`."""
+    """Catalog keys that share the model name or number with a driver's name: h200-nvl and h200-sxm for `NVIDIA H200`."""
     known = {word for word in _words(name) if word == "titan" or re.fullmatch(r"[a-z]{0,2}\d{1,4}[a-z]?", word)}
     return [key for key in shelf("gpus") if set(key.split("-")) & known]
 
@@ -103,14 +105,14 @@ def _words(name: str) -> set[str]:
 
 
 _SAME = 0.12
-"""Share by which what the driver reports and the catalog's memory of one device may differ: ECC, and what the driver keeps."""
+"""Largest relative difference between the memory that the driver reports and that of the catalog: ECC and the driver take some."""
 
 
 def catalog_key(name: str, mib: int) -> str:
-    """The catalog's key of a device that the driver calls `NVIDIA H100 80GB HBM3`, with so much memory (0: not known).
+    """The catalog key of a device with the driver's name (`NVIDIA H100 80GB HBM3`) and `mib` MiB of memory (0: not known).
 
-    A number alone names no device (an RTX 2080 is no 2080 Ti, a Quadro RTX 6000 no RTX 6000 Ada): its memory must be that of the catalog's.
-    Raises `BadInput`.
+    A model number is not enough (an RTX 2080 is not a 2080 Ti, a Quadro RTX 6000 not an RTX 6000 Ada): the memory must fit, too.
+    Raises `BadInput` for a device that is not in the catalog.
     """
     words, near = _words(name), of_model(name)
     fits = [key for key in near if _off(key, mib) <= _SAME]
@@ -129,7 +131,7 @@ def catalog_key(name: str, mib: int) -> str:
 
 
 def _off(key: str, mib: int) -> float:
-    """Share by which the key's memory differs from what the driver says."""
+    """Relative difference between the memory of the catalog's GPU and `mib` MiB; 0.0 where `mib` is 0."""
     return abs(gpu(key).memory / (mib << 20) - 1.0) if mib else 0.0
 
 

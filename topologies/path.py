@@ -1,4 +1,4 @@
-"""The way of one flow through the links of a topology."""
+"""The path of one flow through the links of a topology."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import msgspec
 
 
 class Path(msgspec.Struct, frozen=True):
-    """The way of one flow."""
+    """The path of one flow."""
 
     links: tuple[str, ...]
-    """Directed link names, keys of `Topology.rates`; a memory bus that is written and read comes twice."""
+    """Names of directed links, which are keys of `Topology.rates`. A memory bus that is both written and read occurs twice."""
     rate: float
-    """Bytes per second of the narrowest link (a bus that is crossed twice counts half)."""
+    """Bytes per second of the slowest link (of a bus that is crossed twice, half of its rate)."""
     latency: float
     """Seconds, the sum over the links."""
     kind: str
     """NCCL's: LOC NVL NVB C2C PIX PXB PXN PHB SYS NET."""
     staged: bool = False
-    """Through host memory, because the devices may not read each other."""
+    """True: the data go through host memory, because the devices have no peer access."""
 
     @property
     def loads(self) -> tuple[tuple[str, int], ...]:

@@ -1,4 +1,4 @@
-"""Links of a cluster by full name, looked up when asked for: 2,048 nodes cost what one node costs."""
+"""Links of a cluster by full name. Each is computed on demand, so that 2,048 nodes are as cheap as one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EQUAL = 1.0 + 1e-9
 
 
 class Site:
-    """A machine with its routes and NIC choices, shared by all nodes that are equal.
+    """A machine with its routes and the NICs of its GPUs. Equal nodes share one site.
 
     `slots`: the numbers of the devices that ranks use."""
 
@@ -29,7 +29,8 @@ class Site:
         """NIC -> rail, for the NICs that ranks use (storage NICs are on no rail)."""
 
     def device(self, slot: int) -> str:
-        """The vertex of a rank: a GPU, or the socket of a CPU host's process (they take turns, as OS schedulers spread them)."""
+        """The vertex of the rank on device `slot`: its GPU, or on a CPU host its socket (sockets take turns, as OS schedulers spread
+        processes)."""
         return self._names[slot] if self._names else self.machine.sockets[slot % len(self.machine.sockets)]
 
     def processor(self, slot: int) -> Gpu | Cpu:
@@ -48,7 +49,7 @@ class Site:
             if self.rails[nic] == rail and use.kind in ("PIX", "PXB", "C2C")
         ]
         owners = [(gpu, nic) for gpu, nic in owners if (leg := self.router.leg(near, gpu)) is not None and leg.kind == "NVL"]
-        # Where a rail has several NICs on the node, GPUs take the one in their own part of it.
+        # Where a rail has several NICs on the node, each GPU takes the owner in its own part of the node.
         return owners[self._names.index(near) * len(owners) // len(self._names)] if owners else None
 
     def rail_rate(self, rail: int) -> float:
@@ -131,7 +132,7 @@ class Rates(Mapping[str, float]):
         return site.machine.links[f"{short}>{outer[len(prefix) :]}"]
 
     def _uplink(self, name: str, a: str, b: str) -> Link:
-        """Between leaf and spine, or between spine and core. Raises `KeyError` for one that the fabric does not have."""
+        """The link between a leaf and a spine, or a spine and a core switch. Raises `KeyError` where the fabric does not have it."""
         fabric = self._cluster.fabric
         low, high = (b, a) if (a.startswith("net/core") or b.startswith("net/leaf")) else (a, b)
         if {low, high} & fabric.failed:
@@ -151,7 +152,8 @@ class Rates(Mapping[str, float]):
         return fabric.uplink or fabric.pod * self._rail_rate[rail] / fabric.oversubscription / fabric.spine_count
 
     def below(self) -> int:
-        """Nodes that share cables which pass less up than comes from below: those of a leaf, or of the spines under a core; 0: there are none."""
+        """Number of nodes below the switches whose rate up is less than their rate down: those of a pod (leaves), or of a block (spines
+        under core switches). 0: no tier is oversubscribed between the nodes."""
         fabric = self._cluster.fabric
         if fabric.rail_only:
             return 0
@@ -161,7 +163,7 @@ class Rates(Mapping[str, float]):
         return 0 if wide or self._cluster.nodes <= fabric.pod else fabric.pod
 
     def _core_link(self, name: str, spine: str, core: str) -> Link:
-        """All cables of a spine to the core switches above it."""
+        """One link that stands for all cables of a spine to the core switches above it."""
         fabric = self._cluster.fabric
         match = re.fullmatch(r"net/spine(\d{1,7})\.(\d{1,7})", spine)
         if (
