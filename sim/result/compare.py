@@ -1,4 +1,4 @@
-"""A prediction beside a trace that was measured elsewhere."""
+"""Compares a prediction with a measured trace."""
 
 from __future__ import annotations
 
@@ -23,39 +23,41 @@ from topologies.errors import BadInput
 from topologies.units import show_duration
 
 MEASURED = ("stock.json.gz", "played.json.gz")
-"""A run's traces, by what is worth more as a measurement."""
+"""Measured traces in a run's folder; the first that exists is used."""
 _EXPORTS = "torch.profiler's .json or .json.gz (prof.export_chrome_trace) or a folder with one for each rank, Nsight's .sqlite (nsys export), or a run's folder"
 _RUN = ("plan.toml", "summary.json", "predicted.json.gz")
-"""What a run's folder holds: its other files are no traces that somebody recorded."""
+"""Files that show that a folder is that of a StepTwin run, whose other files are not recorded traces."""
 _ONE_STEP = (
     "the trace tells one step: all that was recorded counts as it. Where that was more, mark steps by ranges 'step 0', 'step 1' (record_function, NVTX), "
     "or by torch.profiler's schedule and profile.step()"
 )
 _OTHERWISE = 1.9
-"""Products of one model over those of the same whose linear layers are fused otherwise: at most 7 to 4 (q, k and v, and both halves of a gated MLP)."""
+"""Limit of the ratio of matrix products for one model: fusing its linear layers differently changes their number by at most 7 to 4 (q, k
+and v, and both halves of a gated MLP)."""
 _OTHER_WORK = 10.0
-"""Products of one over those of the other from which no question is left: neither fused layers nor micro-batches that were counted otherwise
-explain so many."""
+"""Ratio of matrix products from which the trace cannot be of the plan: neither fused layers nor another number of micro-batches explain
+it."""
 _UNKNOWN = 0.03
-"""Of a trace's kernels, the part that may have no class before it is told."""
+"""Share of the kernels' time without a class above which a note says so."""
 OTHER_WORK = "the trace is not of this plan"
-"""How the note begins that is said before all others."""
+"""The beginning of the note that comes before all others."""
 _NEXT = (
     "What follows compares two different things, and does not tell how good the prediction is. Give the plan of that run: its model, its GPUs and how "
     "they split it, and the batch of one step"
 )
 _MOST = ("bf16", "fp16", "tf32")
-"""Precisions whose products have the peak that MFU is counted against: narrower ones are faster, and fp32's may be run as tf32."""
+"""Precisions whose matrix products cannot exceed the peak of MFU. (Narrower formats are faster than it, and fp32 may run as tf32.)"""
 _PLACE = re.compile(r"r\d+/s\d+/mb\d+/")
 _OWN = ("fwd/", "bwd/", "wgrad/")
 _RANGE = {"wgrad": "bwd", "recompute": "fwd"}
-"""The range (`executor.marks`) in which the kernels of a pass run, where it is not the pass's own."""
+"""Pass -> the pass whose range (`executor.marks`) contains its kernels, where it has no range of its own."""
 
 
 def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
-    """Aligns by class, and op by op where the trace's ranges name ops (`op:fwd/L0.attn.qkv`).
+    """Compares a prediction with a measured trace by class, and op by op where the ranges of the trace name ops (`op:fwd/L0.attn.qkv`).
 
-    measured: a file (`sim.imported`), a run's folder or a trace. Raises `BadInput` for a file that is no trace, or a prediction without one.
+    `measured`: a file (`sim.imported`), a run's folder or a trace. Raises `BadInput` for a file that is not a trace, or a prediction
+    without one.
     """
     if not isinstance(predicted, Prediction):
         raise BadInput(f"compare takes a prediction, as steptwin.predict(plan, topology) makes it, not {type(predicted).__name__}")
@@ -69,8 +71,8 @@ def compare(predicted: Prediction, measured: str | Path | Trace) -> Comparison:
 
 
 def measured_times(trace: Trace) -> list[float]:
-    """Seconds of each timed step, where the trace tells them: profiled ones take longer. Else of each recorded step that counts: the first begins with
-    the recording, not with the step."""
+    """Seconds of each measured step. Where the trace has times of steps without the profiler, these are used, because profiled steps take
+    longer. Otherwise those of the recorded steps without the first, which begins with the recording and not with the step."""
     if trace.timed:
         return trace.timed
     times = step_times(trace)
@@ -78,8 +80,8 @@ def measured_times(trace: Trace) -> list[float]:
 
 
 def measured_file(path: str | Path) -> Path:
-    """The trace file that `path` names: itself, or in a run's folder what was trained, else played; a folder itself where each rank has a file in it.
-    Raises `BadInput` that says what is expected."""
+    """The trace that `path` names: a file itself; for a run's folder the first file of `MEASURED` in it; for a folder with one trace per
+    rank the folder itself. Raises `BadInput`, which says what is expected."""
     path = Path(path)
     if path.is_dir():
         found = next((path / name for name in MEASURED if (path / name).is_file()), None)
@@ -94,8 +96,8 @@ def measured_file(path: str | Path) -> Path:
 
 
 def doubts(predicted: Prediction, trace: Trace) -> list[str]:
-    """What speaks against a trace's being of the plan that is predicted: first that it cannot be, where it cannot; then what it says of itself, and
-    what its steps do."""
+    """Notes that tell why the trace may not be of the predicted plan. The first says that it cannot be, where this is certain; the others
+    come from the trace's metadata and from what its steps contain."""
     plan, why = predicted.plan, list(_other_work(predicted, trace))
     found = [f"{OTHER_WORK}: {', and '.join(why)}. {_NEXT}"] if why else []
     if trace.meta.get("origin") == "predicted":
@@ -122,7 +124,7 @@ def doubts(predicted: Prediction, trace: Trace) -> list[str]:
 
 
 def _unknown(trace: Trace) -> Iterator[str]:
-    """How much of a trace is of kernels whose names tell nothing, and which are the largest of them."""
+    """A note on the kernels without a class, where their share of the time is above `_UNKNOWN`, with the names of the largest."""
     computed, unknown = 0.0, dict[str, float]()
     for span in trace.spans:
         if span.kind == "compute":
@@ -137,7 +139,8 @@ def _unknown(trace: Trace) -> Iterator[str]:
 
 
 def _other_work(predicted: Prediction, trace: Trace) -> Iterator[str]:
-    """Why the trace cannot be of the plan: no device is faster than its peak, and no product is run ten times for once."""
+    """Reasons why the trace cannot be of the plan: the devices would be faster than their peak, or the number of matrix products differs by
+    a factor of `_OTHER_WORK`."""
     measured = statistics.median(measured_times(trace))
     used = predicted.mfu * predicted.step_time_s / measured if predicted.mfu is not None and measured > 0 else 0.0
     if used > 1.0 and predicted.device == "cuda" and predicted.plan.precision in _MOST:
@@ -150,8 +153,8 @@ def _other_work(predicted: Prediction, trace: Trace) -> Iterator[str]:
 
 
 def _products(predicted: Trace, measured: Trace) -> tuple[float, float]:
-    """Matrix products in a step of a rank, predicted and measured; none where their numbers do not tell a model: of experts and recurrent layers,
-    of stock (stretches of time by class, cut at each gap; the trace says its plan), and of several steps that were recorded as one."""
+    """Matrix products per step and rank, (predicted, measured). (0.0, 0.0) where the numbers cannot be compared: with experts or recurrent
+    layers, for stock traces (their spans are stretches of time by class, cut at each gap), and where several steps were recorded as one."""
     if measured.meta.get("origin") == "stock" or any(span.cls in ("moe", "rnn") for span in predicted.spans):
         return 0.0, 0.0
     ours, theirs = _counts(predicted)["gemm"], _counts(measured)["gemm"]
@@ -160,7 +163,7 @@ def _products(predicted: Trace, measured: Trace) -> tuple[float, float]:
 
 
 def _unlike(predicted: Trace, measured: Trace) -> Iterator[str]:
-    """What the steps of one do that those of the other do not, or far more of."""
+    """Notes on what the steps of one trace contain and those of the other do not, or contain far more of."""
     ours, theirs = _counts(predicted), _counts(measured)
     if bool(ours["comm"]) != bool(theirs["comm"]):
         holds = "collectives, and the plan's ranks send nothing" if theirs["comm"] else "no collective, and the plan's ranks send"
@@ -174,14 +177,15 @@ def _unlike(predicted: Trace, measured: Trace) -> Iterator[str]:
 
 
 def _counts(trace: Trace) -> dict[str, float]:
-    """Ops of the classes whose number tells a model, in a step of a rank."""
+    """Number of ops per step and rank, for the classes gemm and comm."""
     steps = len({(span.rank, span.step) for span in trace.spans}) or 1
     return {cls: sum(told(span.cls) == cls for span in trace.spans) / steps for cls in ("gemm", "comm")}
 
 
 def _alike(predicted: Trace, measured: Trace, mesh: Mesh) -> tuple[int, ...]:
-    """The predicted ranks that stand for the measured ones: profilers write a file for each rank, and stages of a pipeline do different things.
-    Those ranks themselves where they were simulated, else the ranks of their stages; all of them where the trace is not of this plan's world."""
+    """The simulated ranks that correspond to the measured ones (a trace may hold only some ranks, and pipeline stages differ): the measured
+    ranks themselves where all were simulated, else the simulated ranks of their stages; all simulated ranks where the trace has another
+    world size."""
     held, ours = set(measured.ranks), set(predicted.ranks)
     if measured.world != mesh.world or not held <= set(range(mesh.world)):
         return tuple(sorted(ours))
@@ -192,14 +196,14 @@ def _alike(predicted: Trace, measured: Trace, mesh: Mesh) -> tuple[int, ...]:
 
 
 def _whole_steps(trace: Trace) -> Trace:
-    """Without what was recorded of the step that the recording began in, where there are others."""
+    """The trace without its first step, in which the recording began. A trace with a single step is returned as it is."""
     numbers = sorted({span.step for span in trace.spans})
     return replace(trace, spans=[span for span in trace.spans if span.step != numbers[0]]) if len(numbers) > 1 else trace
 
 
 def _pairs(predicted: Trace, measured: Trace) -> tuple[Pair, ...]:
-    """Ops that both name, over a whole step: ranges do not say which micro-batch they are of. A backward range covers the gradients of input
-    and weights alike, in a prediction they are two ops; a forward range is open again where activations are computed once more."""
+    """Pairs of ops that both traces name, summed over a step, because ranges do not tell the micro-batch. A backward range contains the
+    gradients of inputs and of weights, which are two ops in a prediction; recomputed activations run in the forward range."""
     theirs = _sums([s for s in measured.spans if s.id.startswith(_OWN)])
     computed = [s for s in reported(predicted) if s.kind == "compute"]
     ours, first = _sums(computed), {_name(s): s for s in reversed(computed)}

@@ -1,7 +1,8 @@
-"""Ranks that do not wait for each other: each takes its own time, and their throughputs add up.
+"""Step time of ranks that do not wait for each other (asynchronous updates): each has its own pace, and their throughputs add up.
 
-They meet at the server in an order that changes from step to step, so that one step says little: each rank's pace is the mean over the
-whole steps that it makes while all others still run. A step is then the time in which all of them together make one for each rank.
+The order in which ranks reach the parameter server changes from step to step, so that one step is not typical. The pace of a rank is the
+mean over the whole steps that it makes while all others still run. The step time is the time in which all ranks together make as many
+steps as there are ranks.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from sim.trace import Span, Trace
 
 
 def served(trace: Trace) -> bool:
-    """Do its ranks update through a parameter server, none waiting for the others?"""
+    """True if the ranks update through a parameter server and do not wait for each other."""
     return any(span.thread.startswith(SERVER) for span in trace.spans)
 
 
 def mean_step(trace: Trace) -> Breakdown:
-    """What a step goes on: the mean over all ranks and steps, which sums to ranks / (their steps per second together)."""
+    """Mean breakdown of a step over all ranks and counted steps, in seconds. It sums to (number of ranks) / (steps per second of all ranks
+    together)."""
     spans: dict[int, list[Span]] = {}
     for span in trace.spans:
         spans.setdefault(span.rank, []).append(span)
@@ -33,13 +35,13 @@ def mean_step(trace: Trace) -> Breakdown:
             sums[name] += weight * seconds / (end - begin)
         made += weight * (last - first) / (end - begin)
         ranks += weight
-    # `sums` holds shares of the time, of each rank 1 in all.
+    # `sums` holds shares of time by class, summed over ranks; the shares of one rank sum to 1.
     return Breakdown(**{name: share / made for name, share in sums.items()})
 
 
 def step_shown(trace: Trace) -> tuple[float, float]:
-    """Begin and end of what a page shows of a trace: the reported step; where ranks do not wait for each other, the slowest one's last step that ends
-    while all others still run. By the end of its last, quicker ranks have stopped long since."""
+    """Begin and end (seconds) of the part of a trace that a page shows. It is the reported step; where ranks do not wait for each other, it
+    is the longest of the ranks' last steps that end while all ranks still run, because faster ranks stop early."""
     if not served(trace):
         return window(trace)
     spans: dict[int, list[Span]] = {}
@@ -52,13 +54,14 @@ def step_shown(trace: Trace) -> tuple[float, float]:
 
 
 def counted(ends: Sequence[float], until: float) -> tuple[int, int]:
-    """The steps after whose ends a rank's counted ones begin and end: all but the first that end by `until`, or the second alone."""
+    """Indices (first, last) into a rank's step `ends`. Its counted steps lie between these two ends: all steps but the first that end by
+    `until`, or only the second step where there are fewer."""
     last = max(1, sum(end <= until * (1 + 1e-9) for end in ends) - 1)
     return min(1, last - 1), last
 
 
 def _ends(spans: list[Span], steps: int) -> list[float]:
-    """When a rank's own training thread and device have ended each step."""
+    """End of each step on a rank's training thread and device, in seconds."""
     found = [0.0] * steps
     for span in spans:
         if span.thread == "host" and span.kind not in EVENTS:

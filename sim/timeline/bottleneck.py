@@ -1,4 +1,4 @@
-"""What a step is bound by: the group of a breakdown's classes that takes most of it. One rule for predicted and measured steps."""
+"""The bottleneck of a step: the group of breakdown classes that takes most of it. Predicted and measured steps use the same rule."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ON_CPU = GROUPS | {
     "host": (),
     "bubble": (),
 }
-"""On a CPU the host thread computes, and a bubble is a wait for other ranks."""
+"""The groups on a CPU, where the host thread itself computes and a bubble is a wait for other ranks."""
 TIE = 0.1
-"""Groups that lie within this share of the step of the largest one bind it as much: runs of one plan differ by as much."""
+"""A group is also a bottleneck if it is smaller than the largest by at most this share of the step: runs of one plan differ by as much."""
 
 
 def shares(split: Breakdown, cpu: bool = False) -> dict[str, float]:
-    """Seconds of each group."""
+    """Seconds of a step in each group; `cpu` selects the groups of `ON_CPU`."""
     return {group: sum(getattr(split, name) for name in names) for group, names in (ON_CPU if cpu else GROUPS).items()}
 
 
@@ -35,7 +35,7 @@ def bottleneck(split: Breakdown, cpu: bool = False) -> str:
 
 
 def bottlenecks(split: Breakdown, cpu: bool = False) -> tuple[str, ...]:
-    """The largest group and those that tie with it, largest first."""
+    """The largest group and those within `TIE` of it, largest first."""
     found = shares(split, cpu)
     order = sorted(found, key=lambda group: -found[group])
     near = found[order[0]] - TIE * sum(found.values())

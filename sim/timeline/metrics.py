@@ -1,8 +1,8 @@
-"""What a step cost and on what: functions of a trace, the same for predicted and measured ones.
+"""Step time and its breakdown by class, computed from a trace. Predicted and measured traces use the same functions.
 
-Each instant of a step belongs to exactly one class, by what the rank's devices do then, in this order: computing,
-optimizer, communication that nothing hides (exposed), output, waiting for data, a bubble while what was launched waits for
-other ranks, the host being late, and the rest: a bubble, too (nothing to do). So the classes sum to the step.
+Each instant of a step belongs to exactly one class. Where the rank's devices do several things, the first in this order counts: compute,
+optimizer, exposed communication (nothing else hides it), output, waiting for data, bubble (launched work waits for other ranks), and
+host (the host is late). An instant with none of these is a bubble, too. So the classes sum to the step.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sim.trace import Span, Trace
 CLASSES = ("compute_s", "optimizer_s", "exposed_comm_s", "output_s", "data_s", "bubble_s", "host_s")
 _COMPUTE, _OPTIMIZER, _COMM, _OUTPUT, _DATA, _BUBBLE, _HOST = range(len(CLASSES))
 _FIRST = [next((at for at in range(len(CLASSES)) if classes >> at & 1), _BUBBLE) for classes in range(1 << len(CLASSES))]
-"""Of each set of classes, as bits, the one that counts."""
+"""The class that counts, for each set of active classes; the index holds the set as bits."""
 COMM = "comm"
-"""Class of the communication inside a run of ops that is one span."""
+"""Class of the exposed communication inside a span that stands for several ops."""
 _MOMENT = 1e-12
 _NOTHING = 1e-9
-"""Share of a step that differences of equal seconds may leave."""
+"""Share of a step below which a difference counts as zero (rounding)."""
 """Kinds of ops whose times rest on costs with a source."""
 
 
@@ -44,7 +44,7 @@ class Breakdown(msgspec.Struct, frozen=True):
 
 
 def _last_ends(spans: Iterable[Span]) -> dict[int, float]:
-    """By step, when its last op on a training thread or a device lane ends."""
+    """Step -> end of its last op on a training thread or a device lane, in seconds."""
     ends: dict[int, float] = {}
     for span in spans:
         if span.thread == "host" and span.kind not in EVENTS and span.end > ends.get(span.step, -math.inf):
@@ -53,7 +53,7 @@ def _last_ends(spans: Iterable[Span]) -> dict[int, float]:
 
 
 def step_ends(trace: Trace) -> list[float]:
-    """When each step has ended on every rank, and those before it."""
+    """End of each step in seconds: when it and all steps before it have ended on all ranks."""
     ends = _last_ends(trace.spans)
     last, found = 0.0, []
     for step in sorted(ends):
@@ -63,12 +63,12 @@ def step_ends(trace: Trace) -> list[float]:
 
 
 def step_numbers(trace: Trace) -> list[int]:
-    """What its steps are called, in order: those of `step_times`."""
+    """The numbers of the trace's steps, in the order of `step_times`."""
     return sorted(_last_ends(trace.spans))
 
 
 def loaded_until(trace: Trace) -> float:
-    """When the first of the loader processes has made its last batch, seconds; infinite where there are none."""
+    """The time (seconds) when the first loader process ends its last batch; infinite where there are no loader processes."""
     ends: dict[tuple[int, str], float] = {}
     for span in trace.spans:
         if span.thread.startswith("loader"):
@@ -77,13 +77,14 @@ def loaded_until(trace: Trace) -> float:
 
 
 def while_loaded(trace: Trace) -> int:
-    """The last step that ends while all loader processes still make batches, counted from the end, and not the first; -2 where there is none."""
+    """Negative index of the last step that ends while all loader processes still make batches. The first and the last step do not count; -2
+    where there is no such step."""
     ends, until = step_ends(trace), loaded_until(trace)
     return next((at - len(ends) for at in range(len(ends) - 2, 0, -1) if ends[at] <= until), -2)
 
 
 def step_times(trace: Trace) -> list[float]:
-    """Seconds of each step, from the end of the one before (the first: from 0)."""
+    """Seconds of each step, from the end of the previous step (for the first: from 0)."""
     ends = step_ends(trace)
     return [end - begin for begin, end in zip([0.0, *ends], ends, strict=False)]
 
@@ -102,10 +103,11 @@ def step_time(trace: Trace) -> float:
 
 
 def breakdown(trace: Trace) -> Breakdown:
-    """Classes of the reported step, averaged over all ranks (folded ranks by their weight).
+    """Breakdown of the reported step, averaged over all ranks (a folded rank counts with its weight).
 
-    Each rank's step is its own: who is ahead of the others, as the first stages of a forward pass are, has done the reported one before these, and
-    what it does meanwhile is of steps that are not simulated. What its own takes less than the step is a bubble: it cannot be ahead for good.
+    Each rank has its own window for the step: a rank that is ahead, as the first pipeline stages of a forward pass are, ends the reported
+    step before the others, and then works on steps that are not simulated. Where its window is shorter than the step, the rest counts as
+    bubble, because a rank cannot stay ahead forever.
     """
     begin, end = window(trace)
     step, numbers = end - begin, step_numbers(trace)
@@ -125,14 +127,16 @@ def breakdown(trace: Trace) -> Breakdown:
 
 
 def _own_step(spans: list[Span], number: int, longest: float) -> tuple[float, float]:
-    """Begin and end of a rank's own step: from when it has ended those before, no more than the `longest` seconds."""
+    """Begin and end of step `number` on one rank: it begins when the rank has ended the steps before, and is at most `longest` seconds
+    long."""
     ends = _last_ends(spans)
     before, last = (max((end for step, end in ends.items() if step < least), default=0.0) for least in (number, number + 1))
     return max(before, last - longest), last
 
 
 def _class_of(span: Span) -> int | None:
-    """Index into CLASSES; None for what occupies nothing (records, waits elsewhere than before kernels, syncs without a class)."""
+    """The span's class as an index into CLASSES; None for spans that occupy nothing (records, waits on other lanes than compute, syncs
+    without a class)."""
     if span.kind == "wait":
         return _BUBBLE if span.lane == COMPUTE else None
     if span.cls == "data":
@@ -149,7 +153,7 @@ def _class_of(span: Span) -> int | None:
 
 
 def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
-    """Seconds of each of `CLASSES` between two moments, from the spans of one rank that reach into them."""
+    """Seconds of each of `CLASSES` between `begin` and `end`, from the spans of one rank that overlap this interval."""
     edges: list[tuple[float, int, int]] = []
 
     def occupied(start: float, stop: float, index: int) -> None:
@@ -184,11 +188,11 @@ def classify(spans: list[Span], begin: float, end: float) -> dict[str, float]:
 
 
 def critical_path(trace: Trace) -> list[tuple[str, float]]:
-    """Seconds of the reported step along the chain of what waited for what, by class; sums to the step.
+    """Seconds of each class on the critical path of the reported step, largest first; they sum to the step.
 
-    It is what the chain that ends the step has beyond the one that ended the step before. The last kernels of a step may work on a batch that was
-    waited for; where loaders set the pace, both chains end in such kernels, and differ by what loaders do. Where a class has less of the
-    later chain, as a step that has not settled may, the later one counts as far as it lies in the step.
+    The path is the chain of dependencies that ends the step, minus the chain that ended the previous step. The last kernels of a step may
+    work on a batch that was late; where loaders limit the pace, both chains end in such kernels, and their difference is the work of the
+    loaders. Where the later chain has less of some class, as in a step that is not yet steady, its part inside the step is used instead.
     """
     begin, end = window(trace)
     chain, before = _chain(trace, end, 0.0), _chain(trace, begin, 0.0)
@@ -200,7 +204,7 @@ def critical_path(trace: Trace) -> list[tuple[str, float]]:
 
 
 def ends_with(trace: Trace, end: float) -> int:
-    """Index of the span that ends a step (as `step_ends` sees it) at `end`, the first of several; -1: none."""
+    """Index of the last span that ends by `end` among those that `step_ends` counts; the first of several with the same end; -1: none."""
     found = (
         (span.end, -at)
         for at, span in enumerate(trace.spans)
@@ -210,15 +214,15 @@ def ends_with(trace: Trace, end: float) -> int:
 
 
 def _chain(trace: Trace, end: float, begin: float) -> dict[str, float]:
-    """Seconds by class between two moments of the chain whose last span ends a step at `end`.
+    """Seconds of each class, between `begin` and `end`, on the chain of dependencies whose last span ends at `end`.
 
-    Follows each span to the one whose end let it start. A gap between the two is the host's (launching, Python).
+    The chain goes from each span back to the span whose end let it start. A gap between the two counts as host time (launches, Python).
     """
     at, now = ends_with(trace, end), end
     sums: dict[str, float] = {}
     while at >= 0 and now > begin + _MOMENT:
         span = trace.spans[at]
-        if span.kind not in ORDERS:  # those only pass on what they waited for
+        if span.kind not in ORDERS:  # such ops take no time of their own
             start = max(begin, min(now, span.start + span.wait))
             name = span.cls or span.kind
             only = min(now - start, span.exposed)
@@ -240,13 +244,15 @@ def _chain(trace: Trace, end: float, begin: float) -> dict[str, float]:
 
 
 def together(parts: Iterable[tuple[float, Trace]]) -> Breakdown:
-    """`breakdown` of a step in which the reported one of each trace is so many times."""
+    """Weighted sum of the breakdowns of several traces; `parts` are (weight, trace), where the weight is how often the reported step
+    occurs."""
     found = [(weight, msgspec.structs.asdict(breakdown(trace))) for weight, trace in parts]
     return Breakdown(**{name: sum(weight * split[name] for weight, split in found) for name in Breakdown.__struct_fields__})
 
 
 def mean_path(parts: Iterable[tuple[float, Trace]], output: float) -> list[tuple[str, float]]:
-    """`critical_path` of a mean step, of which the reported one of each trace is so many times in it; `output`: seconds on top, a class of their own."""
+    """`critical_path` of a mean step: the weighted sum over `parts` (weight, trace). `output`: additional seconds, in a class of that name;
+    0: none."""
     sums = {"output": output} if output else {}
     for weight, trace in parts:
         for name, seconds in critical_path(trace):

@@ -1,8 +1,8 @@
 """Host-device sync points of a predicted step: where the training thread waits for the device, and for how long.
 
 A sync point is an op that the thread issues to the device and waits for: `.item()` and printing (four bytes to pageable memory), a copy
-from pageable memory, a tensor made on the CPU and then moved, `synchronize()`; and an asynchronous checkpoint that waits until the one
-before is written. On a CPU there are none: the thread computes itself.
+from pageable memory, a tensor that is created on the CPU and then moved, `synchronize()`; and an asynchronous checkpoint that waits until
+the previous one is written. A CPU has no sync points, because the thread itself computes.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class SyncPoint(msgspec.Struct, frozen=True):
     op: str
     """In a user's words: `.item()`, `print(tensor)`, `synchronize()`, `pageable copy`, `blocking copy`, `checkpoint before`."""
     where: str
-    """The op's id in the program, `data/h2d`."""
+    """The op's id in the program, such as `data/h2d`."""
     per_step: float
     """Times per optimizer step on one rank; 0.1: every tenth step."""
     seconds: float
-    """Mean seconds per step for which the host stands still there."""
+    """Mean seconds per step for which the host waits there."""
     adds: float | None = None
-    """Mean seconds by which the step is longer than without it; None where it was not asked."""
+    """Mean seconds by which the sync point makes the step longer; None where this was not computed."""
 
 
 def words(op: Op) -> str:
-    """What a user calls this op, "" where the host does not wait for the device."""
+    """A user's name for this op; "" where the host does not wait for the device."""
     if op.kind == "sync" and op.id not in _WORDS:
         return "" if op.event else "synchronize()"
     if op.id in _WORDS:
@@ -66,5 +66,6 @@ def sync_points(program: Program, trace: Trace) -> list[SyncPoint]:
 
 
 def spread(points: list[SyncPoint], every: int, adds: float) -> list[SyncPoint]:
-    """Sync points of a loop that makes them in each step, as they are when only every `every`-th step does."""
+    """Converts sync points that occur in each step to those of a loop where only every `every`-th step has them. `adds`: their
+    `SyncPoint.adds`."""
     return [msgspec.structs.replace(p, per_step=p.per_step / every, seconds=p.seconds / every, adds=adds) for p in points]

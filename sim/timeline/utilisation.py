@@ -1,7 +1,7 @@
-"""How busy cores, CPU threads, device lanes and copy engines are in the reported step: functions of a trace. (Links: `reports.figures.links`.)
+"""Utilisation of cores, CPU threads, device lanes and copy engines in the reported step, from a trace. (Links: `reports.figures.links`.)
 
-Everything is a share between 0 and 1. A lane runs one op at a time; spans that overlap on a lane count once. CPU threads share
-cores max-min fairly, as in the engine: while more run than there are cores, each has `cores / running` of one.
+All values are shares from 0 to 1. A lane runs one op at a time; spans that overlap on a lane count once. CPU threads share
+cores max-min fairly, as in the engine: while more threads run than there are cores, each gets `cores / running` of a core.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Use(msgspec.Struct, frozen=True):
     """One resource over time."""
 
     name: str
-    """`cores`, `rank 0 loader.1`, `rank 0 compute`."""
+    """Such as `cores`, `rank 0 loader.1`, `rank 0 compute`."""
     kind: Kind
     busy: tuple[float, ...]
-    """Share of each bin, 0 to 1."""
+    """Busy share of each bin of time, 0 to 1."""
 
     @property
     def mean(self) -> float:
@@ -36,7 +36,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Utilisation(msgspec.Struct, frozen=True):
-    """All resources of the reported step, between two moments (seconds of the trace)."""
+    """Use of all resources between `begin` and `end` (seconds of the trace)."""
 
     begin: float
     end: float
@@ -48,7 +48,8 @@ class Utilisation(msgspec.Struct, frozen=True):
 
 
 def on_cpu(span: Span, cpu: bool) -> list[tuple[float, float]]:
-    """When the span's thread is at work on a core: host ops, launches, and on CPUs what it computes itself."""
+    """Intervals (start, end) in which the span's thread works on a core: host ops, launches and, with `cpu` (ranks run on CPUs),
+    compute."""
     found = []
     if span.launch > 0 and span.issued >= 0:
         found.append((span.issued, span.issued + span.launch))
@@ -86,7 +87,7 @@ def _cores(trace: Trace, topology: Topology) -> int:
 
 
 def _bins(pieces: Iterable[tuple[float, float, float]], begin: float, end: float, count: int) -> list[float]:
-    """Mean height in each bin of pieces (start, end, height)."""
+    """Mean height in each of `count` equal bins from `begin` to `end`; the pieces are (start, end, height)."""
     width = (end - begin) / count
     line = [0.0] * count
     for start, stop, height in pieces:
@@ -99,7 +100,7 @@ def _bins(pieces: Iterable[tuple[float, float, float]], begin: float, end: float
 
 
 def _running(trace: Trace, threads: dict[tuple[int, str], list[tuple[float, float]]]) -> list[tuple[float, float, float]]:
-    """(start, end, threads at work) between any two changes; folded ranks count for all that they stand for."""
+    """Pieces (start, end, number of threads that work). A folded rank counts with its weight."""
     edges: list[tuple[float, float]] = []
     for (rank, _), work in threads.items():
         weight = trace.weight.get(rank, 1)
@@ -114,8 +115,9 @@ def _running(trace: Trace, threads: dict[tuple[int, str], list[tuple[float, floa
 
 
 def cpu_busy(trace: Trace, topology: Topology, seconds: float | None = None) -> float:
-    """Mean share of the machines' cores at work on the reported step, 0 to 1: on its own ops, whenever they ran, since loader processes and threads
-    that launch are ahead of the devices. `seconds` of a step, where it takes others than those simulated (a mean one, output)."""
+    """Mean share of all cores that work for the reported step, 0 to 1. All ops of the step count, whenever they ran, because loader
+    processes and launching threads run ahead of the devices. `seconds`: the duration of the step, where it differs from the simulated one;
+    None: as simulated."""
     begin, end = window(trace)
     lasts = end - begin if seconds is None else seconds
     if lasts <= 0:
@@ -148,7 +150,7 @@ def utilisation(trace: Trace, topology: Topology, bins: int = BINS) -> Utilisati
 
 
 def _share(line: list[float]) -> tuple[float, ...]:
-    """Rounding alone may carry a full bin past 1."""
+    """Cuts values that exceed 1 only by rounding."""
     return tuple(min(1.0, value) if value < 1.0 + 1e-9 else value for value in line)
 
 
