@@ -1,5 +1,5 @@
-"""What runs as the plan says and is hardly meant so: nodes without a rank, groups astride nodes, shards that are whole, recomputation that saves nothing, a full
-device or host."""
+"""Warnings about plans that can run but are probably not what the user wants: nodes without a rank, groups that span nodes, sharding that
+splits nothing, recomputation that saves nothing, a full device or host."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sim.setting.rooms import smallest_devices
 from topologies.units import show_size
 
 _LITTLE = 0.02
-"""Of what a layer keeps, what recomputation of one of its parts should save at least."""
+"""Share of a layer's saved activations that recomputation should save at least."""
 _PICTURES = ("images", "pairs", "videos")
-"""Units of a step in which there are pictures."""
+"""Sample units that contain pictures."""
 
 
 def doubts(setting: Setting, report: MemoryReport) -> list[str]:
-    """A sentence for each."""
+    """Returns one sentence for each doubtful choice."""
     return [
         *_idle_nodes(setting),
         *_astride(setting),
@@ -76,7 +76,7 @@ def _astride(setting: Setting) -> Iterator[str]:
 
 
 def _whole_shards(setting: Setting) -> Iterator[str]:
-    """Some frameworks split nothing unless they are told to."""
+    """Warns of dp_shard > 1 without `zero` where the framework's default splits nothing."""
     p, plan = setting.plan.parallel, setting.plan
     if p.zero is None and p.dp_shard > 1 and plan.task != "forward" and sharding_of(plan, setting.framework)[0] == 0:
         yield (
@@ -86,7 +86,8 @@ def _whole_shards(setting: Setting) -> Iterator[str]:
 
 
 def _whole_experts(setting: Setting) -> Iterator[str]:
-    """What Megatron does unless told otherwise takes less memory, and more time."""
+    """Warns where experts are not split by tensor parallelism, while the framework (Megatron) splits them by default, which takes less
+    memory and more time."""
     p = setting.plan.parallel
     if p.etp is None and p.tp > 1 and p.ep > 1 and setting.network.has_experts and setting.framework.tensor_parallel.splits_experts:
         yield (
@@ -96,7 +97,8 @@ def _whole_experts(setting: Setting) -> Iterator[str]:
 
 
 def _unmixed(setting: Setting) -> Iterator[str]:
-    """torchtitan's maybe_enable_amp: FSDP casts, or autocast where nothing is split."""
+    """Warns where the framework would compute in fp32. In torchtitan's maybe_enable_amp, FSDP casts, or autocast does where nothing is
+    split."""
     plan, precision = setting.plan, setting.framework.precision
     split = [name for name in ("tp", "pp") if getattr(plan.parallel, name) > 1]
     if precision.autocast_alone and precision.master and split and sharding_of(plan, setting.framework)[0] == 0:
@@ -116,7 +118,7 @@ def _captured(setting: Setting) -> Iterator[str]:
 
 
 def _recorded(setting: Setting) -> Iterator[str]:
-    """A compiler makes other kernels, and those of a captured model lie in its file."""
+    """Warns of compile with a captured model: a compiler makes other kernels than those in the captured file."""
     if setting.framework.compile and setting.network.captured:
         yield (
             f"compile = true: the kernels of {setting.network.name} are those that it launched without a compiler when it was captured. What a compiler "
@@ -125,7 +127,7 @@ def _recorded(setting: Setting) -> Iterator[str]:
 
 
 def _adapters(setting: Setting) -> Iterator[str]:
-    """A plan that trained adapters, with another task and the same table."""
+    """Warns of task = "finetune" with a model that has adapters: adapters alone are trained, as with task = "lora"."""
     parts = [part.name for block in setting.network.kinds for part in block.parts]
     if setting.plan.task == "finetune" and any(name.endswith(ADAPTER) for name in parts):
         yield (
@@ -135,7 +137,8 @@ def _adapters(setting: Setting) -> Iterator[str]:
 
 
 def _for_nothing(setting: Setting) -> Iterator[str]:
-    """Fused attention keeps no scores: its core runs again, and what it saves is a number for each row."""
+    """Warns of selective recomputation with fused attention, which keeps no scores: recomputing its core saves only one number for each
+    row."""
     memory = setting.plan.memory
     if memory.recompute != "selective" or memory.recompute_modules or setting.plan.task == "forward":
         return
@@ -149,7 +152,8 @@ def _for_nothing(setting: Setting) -> Iterator[str]:
 
 
 def _undecoded(setting: Setting) -> Iterator[str]:
-    """Pictures lie on disks compressed, and cost CPU time until they are tensors. (Tokens are read as they are.)"""
+    """Warns of pictures from storage without `data.sample` and `data.preprocess`: files are compressed, and decoding takes CPU time.
+    (Tokens need no decoding.)"""
     data, network = setting.plan.data, setting.network
     if data.stored and not data.sample and not data.preprocess and network.sample_unit in _PICTURES:
         yield (
@@ -168,7 +172,7 @@ def _full(setting: Setting, report: MemoryReport) -> Iterator[str]:
 
 
 def _host_full(setting: Setting) -> Iterator[str]:
-    """What is offloaded wants room, too."""
+    """Warns where the offloaded data need more host memory than a node has."""
     plan, topology = setting.plan, setting.topology
     if not plan.host_optimizer or plan.task == "forward" or topology.kind == "cpu":
         return

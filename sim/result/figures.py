@@ -1,4 +1,4 @@
-"""Figures of a simulated step: rates, MFU, memory, and what about them is doubtful."""
+"""Figures of a simulated step: rates, MFU, memory, and warnings."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from topologies.units import show_duration, show_rate
 
 
 def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryReport, DoesNotFit | None]:
-    """Peak memory of the plan by what it is, and what is missing when it does not fit, with ways to make it fit unless `remedies` is
-    false. Where devices differ, each stage's ranks have their own. Nothing is simulated."""
+    """Peak memory of the plan by kind, and a `DoesNotFit` (None if it fits), which lists ways to make it fit unless `remedies` is false.
+    Where devices differ, each pipeline stage is compared with the smallest device of its ranks. Nothing is simulated."""
     devices = smallest_devices(setting)
     report = memory_of(setting.plan, setting.network, setting.framework, devices, remedies)
     missing = report.check(devices, remedies)
@@ -39,7 +39,7 @@ def figures_of_memory(setting: Setting, remedies: bool = True) -> tuple[MemoryRe
 
 
 def _of_sequences(setting: Setting, devices: tuple[Gpu | Cpu, ...]) -> tuple[str, ...]:
-    """Where no other change is enough: up to three with more ranks for each sequence."""
+    """Up to three remedies that give each sequence more ranks. They are offered where no other change is enough."""
     found: list[str] = []
     asked, most = said(setting.plan, setting.framework), most_sharded(setting.plan, setting.network, setting.framework)
     for text, plan, _ in of_sequences(asked, most):
@@ -54,24 +54,25 @@ def _of_sequences(setting: Setting, devices: tuple[Gpu | Cpu, ...]) -> tuple[str
 
 
 def fits(setting: Setting) -> bool:
-    """Has every device room for what the plan puts there? Nothing is simulated."""
+    """True if the plan fits into the memory of every device. Nothing is simulated."""
     return figures_of_memory(setting, remedies=False)[1] is None
 
 
 def fill_of(setting: Setting) -> Fill:
-    """What the plan takes of the device that it fills most. Nothing is simulated."""
+    """Memory use of the fullest device. Nothing is simulated."""
     return figures_of_memory(setting, remedies=False)[0].fill(smallest_devices(setting))
 
 
 def _peak(setting: Setting) -> float | None:
-    """FLOP/s that MFU is counted against, the mean of all devices: 16-bit peak also for narrower formats, as the field does."""
+    """Peak FLOP/s for MFU, the mean over all devices; None where a device's peak is not known. Formats narrower than 16 bits use the 16-bit
+    peak, as is usual."""
     precision = "bf16" if setting.plan.precision in ("fp8", "mxfp8", "fp4", "nvfp4") else setting.plan.precision
     peaks = [(device.flops.get(precision), share) for device, share in setting.topology.devices(setting.plan.world)]
     return None if any(peak is None for peak, _ in peaks) else sum((peak or 0.0) * share for peak, share in peaks)
 
 
 def mfu_of(setting: Setting, step: float) -> float | None:
-    """Model FLOPs per second and GPU over the peak; None where no peak is known."""
+    """MFU of a step of `step` seconds: model FLOPs per second and GPU over the peak; None where no peak is known."""
     peak = _peak(setting)
     return setting.flops / step / setting.plan.world / peak if peak and step > 0 else None
 
@@ -86,8 +87,8 @@ def figures(
     sure: Interval,
     sources: dict[str, float],
 ) -> Prediction:
-    """The prediction that a simulated `trace` is, whose step takes `step` seconds with output, and is spent so (`split`, `path`). `sources`: shares
-    of it by what their costs rest on."""
+    """Makes the `Prediction` from a simulated `trace`. `step`: seconds of a step, output included; `split`: its breakdown; `path`: its
+    critical path; `sure`: its interval; `sources`: shares of the step with measured, fitted and assumed costs."""
     plan, network, topology = setting.plan, setting.network, setting.topology
     per_gpu = setting.flops / step / plan.world if step > 0 else 0.0
     peak = _peak(setting)
@@ -152,7 +153,7 @@ def _warnings(setting: Setting, program: Program, per_gpu: float, peak: float | 
 
 
 def _late(setting: Setting, share: float) -> list[str]:
-    """`share`: of the step, what devices wait for the host."""
+    """A warning where devices wait for the host for at least `_LATE` of the step. `share`: that part of the step, 0 to 1."""
     if setting.topology.kind == "cpu" or share < _LATE:
         return []
     more = [word for word, on in (("cuda_graphs = true", setting.plan.cuda_graphs), ("compile = true", setting.plan.compile)) if not on]
@@ -161,11 +162,12 @@ def _late(setting: Setting, share: float) -> list[str]:
 
 
 _LATE = 0.4
-"""Of a step, from which on the host is worth a word."""
+"""Share of a step, waiting for the host, from which on a warning is given."""
 
 
 def _saved(setting: Setting) -> float:
-    """Products of a model over those that its kernels do: 4 for convolutions in fp32, F(4 x 4, 3 x 3) of Winograd's (Lavin & Gray 2016)."""
+    """Model FLOPs divided by the least FLOPs that kernels need for them: 4 for convolutions in fp32, by Winograd's F(4 x 4, 3 x 3) (Lavin &
+    Gray 2016), else 1."""
     convolved = any(part.cls == "conv" for _, block in setting.network.blocks for part in block.parts)
     return 4.0 if setting.plan.precision == "fp32" and convolved else 1.0
 

@@ -1,7 +1,8 @@
-"""Keys of a plan that were said and change nothing: a plan that means something else than its writer thinks should not pass in silence.
+"""Warns of keys that a plan sets without any effect, because its writer probably expects one.
 
-Each rule names a key, when it is idle, and why. The tests predict with the key and without it: an idle one changes no figure; and they change
-every key of a few plans: what changes no figure is named, or it is one of a few that have a reason (`data.shuffle`, `seed`: a run reads them).
+Each rule names a key, when it has no effect (is idle), and why. The tests predict with the key and without it: an idle key changes no
+figure. They also change every key of a few plans: a key that changes no figure must be named, except a few that only a run reads
+(`data.shuffle`, `seed`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from topologies.unfelt import unfelt
 
 
 class Rule(NamedTuple):
-    """`idle(setting)`: has the key, which was said, no effect there? `why` is a reason in words."""
+    """`idle(setting)` is true where the key has no effect. `why` is the reason in words."""
 
     key: str
     idle: Callable[[Setting], bool]
@@ -51,18 +52,18 @@ def _whole_tensors(setting: Setting) -> bool:
 
 
 def _nothing_travels(setting: Setting) -> bool:
-    """No gradients between ranks; where a flat buffer holds them, it has their dtype all the same."""
+    """True if no gradients travel between ranks and no flat buffer holds them. (Such a buffer has the reduce dtype in any case.)"""
     return _alone(setting) and not setting.framework.linears.accumulates
 
 
 def _alone(setting: Setting) -> bool:
-    """No other rank has the same gradients: none travel, whatever holds them."""
+    """True if no gradients travel between ranks."""
     plan = setting.plan
     return plan.world // (plan.parallel.tp * plan.parallel.pp) == 1 or not plan.update.summed
 
 
 def _no_buckets(setting: Setting) -> bool:
-    """Nor are gradients cut: FSDP's travel layer by layer, others that no overlap hides in one message."""
+    """True if gradients do not travel in buckets: FSDP sends them layer by layer, and without overlap they go in one message."""
     framework = setting.framework
     whole = not (setting.plan.comm.overlap and framework.data_parallel.overlap_grad) and not framework.data_parallel.replicas_at_end
     return _forward(setting) or _alone(setting) or sharding_of(setting.plan, framework)[0] == 3 or whole
@@ -83,7 +84,7 @@ def _nothing_again(setting: Setting) -> bool:
 
 
 def _one_way(setting: Setting) -> bool:
-    """No choice of algorithms: gloo's are its own, and inside a node there is no hierarchy."""
+    """True if the algorithm cannot be chosen: gloo has its own, and inside one node there is no hierarchy."""
     near = setting.topology.nodes_of(setting.plan.world) == 1
     return _on_cpu(setting) or (near and setting.plan.comm.algorithm == "hierarchical")
 
@@ -216,14 +217,15 @@ RULES = (
 
 
 def without_effect(setting: Setting, program: Program | None = None) -> list[str]:
-    """What changes nothing of this plan here: keys of the plan (`idle`), and what-ifs of the machine (`untouched`, `topologies.unfelt`)."""
+    """Sentences about settings without effect: keys of the plan (`idle`), and what-ifs of the machine (`untouched`,
+    `topologies.unfelt`)."""
     return idle(setting, program) + untouched(setting) + unfelt(setting.topology, setting.plan.world)
 
 
 def untouched(setting: Setting) -> list[str]:
     """A sentence for each what-if on a disk or a store that the plan neither reads from nor writes to."""
     data, output = setting.plan.data, setting.plan.output
-    store = "store" if setting.topology.store(0) else "disk"  # the node's own takes the place of a store that is not there
+    store = "store" if setting.topology.store(0) else "disk"  # without a store, the node's own disk is used
     read = {"memory": "", "device": "", "disk": "disk"}.get(data.source, store)
     written = ("disk" if output.checkpoint_to == "disk" else store) if output.checkpoint_every else ""
     found = []
@@ -238,8 +240,8 @@ def untouched(setting: Setting) -> list[str]:
 
 
 def idle(setting: Setting, program: Program | None = None) -> list[str]:
-    """A sentence for each key that differs from its default and has no effect on this model and machine; of algorithms also one that none
-    of the `program`'s collectives has."""
+    """A sentence for each key that differs from its default and has no effect on this model and machine. With a `program`, also for an
+    algorithm that none of its collectives uses."""
     found = [f"{rule.key} = {shown(setting.plan, rule.key)} has no effect: {rule.why}" for rule in RULES if _idle(rule, setting)]
     forced = setting.plan.comm.algorithm
     if forced == "auto" or program is None or any(text.startswith("comm.algorithm = ") for text in found):
@@ -257,7 +259,7 @@ _DEFAULT = Plan(model="")
 
 
 def value(plan: Plan, key: str) -> object:
-    """What the plan says at a dotted path."""
+    """The value of the plan at a dotted path."""
     found: object = plan
     for name in key.split("."):
         found = getattr(found, name)

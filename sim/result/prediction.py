@@ -1,4 +1,4 @@
-"""What a prediction says, as a value: text with units (`print`), the published JSON (`to_dict`), a row of figures (`to_frame`)."""
+"""The result of a prediction: printed as text with units, as the published JSON (`to_dict`), or as a row of figures (`to_frame`)."""
 
 from __future__ import annotations
 
@@ -30,52 +30,53 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
     step_time_s: float
     """Seconds from one optimizer step to the next, in the steady state."""
     samples_per_s: float
-    """Of all GPUs together."""
+    """Samples per second of all GPUs together."""
     tokens_per_s: float
-    """Of all GPUs together; samples where these have no tokens (`unit`)."""
+    """Tokens per second of all GPUs together; samples per second where samples have no tokens (`unit`)."""
     model_flops_per_gpu_per_s: float
-    """Forward and backward once, without recomputation; a multiply-add is two."""
+    """Model FLOPs of forward and backward, without recomputation; a multiply-add counts two."""
     mfu: float | None
     """`model_flops_per_gpu_per_s` over the dense peak of the plan's precision (16 bits for narrower ones), 0 to 1; None where the device states none."""
     parameters: int
     active_parameters: int
-    """Of them, those that one token passes through."""
+    """Parameters that one token uses (all but those of the experts that it does not reach)."""
     flops_per_step: float
-    """Of all GPUs together."""
+    """Model FLOPs of one step, of all GPUs together."""
     peak_memory_bytes: int
-    """Of the fullest rank, allocator and context included."""
+    """Peak memory of the fullest rank, including the allocator and the CUDA context."""
     memory: MemoryReport
-    """What it is made of, in bytes."""
+    """The parts of the peak memory, in bytes."""
     numbers: str = ""
-    """In which numbers weights, gradients and moments are kept, in words (`sim.memory.numbers`)."""
+    """Number formats of weights, gradients and optimizer states, in words (`sim.memory.numbers`)."""
     fits: bool
     does_not_fit: DoesNotFit | None
-    """Where it does not: bytes needed and available, and changes that would make it fit."""
+    """Bytes needed and available, and changes that would make the plan fit; None where it fits."""
     breakdown: metrics.Breakdown
-    """Seconds by class, which sum to the step; the mean over ranks."""
+    """Seconds of a step by class, the mean over ranks; they sum to the step."""
     critical_path: list[tuple[str, float]]
-    """Seconds of each class of op along it."""
+    """(class of ops, seconds) on the critical path, largest first."""
     sources: dict[str, float]
-    """Shares of the time that are measured, fitted and assumed."""
+    """Shares of the step whose costs are measured, fitted and assumed; they sum to 1."""
     warnings: list[str]
     device: Literal["cuda", "cpu"] = "cuda"
-    """What ranks run on; those of a CPU host are no GPUs, whatever the names of figures say."""
+    """Device of the ranks. On "cpu", figures with `gpu` in their names count CPU ranks."""
     unit: str = "tokens"
-    """What is counted a second: tokens, or samples by their name where these have none (images, videos, pairs ...)."""
+    """Unit of the throughput: tokens, or the name of the samples where these have no tokens (images, videos, pairs ...)."""
     interval: tuple[float, float] = (0.0, 0.0)
     """Seconds between which the step lies with probability `LEVEL`."""
     mark: Mark = "extrapolated"
-    """calibrated: half of the step, or more, rests on this machine's own measurements; interpolated: on data of such devices,
-    sizes and kernels; extrapolated: beyond them."""
+    """calibrated: the costs of at least half of the step were measured on this machine; interpolated: the data cover such devices,
+    sizes and kernels; extrapolated: the plan is outside the data."""
     mark_reasons: tuple[str, ...] = ()
     clock: float = 1.0
-    """Of the GPUs' matrix units over their boost clock, as far as a calibration tells what the power limit leaves of it (`sim.cost.power`)."""
+    """Clock of the GPUs' matrix units under the power limit, as a share of the boost clock, where a calibration tells it
+    (`sim.cost.power`); else 1."""
     syncs: list[SyncPoint] = []
-    """Where the host waits for the device, and what that costs."""
+    """Places where the host waits for the device, with their seconds."""
     machine: str = ""
-    """The machine in words: its name, and what was changed about it."""
+    """The machine in words: its name and its edits."""
     rooms: dict[int, int] = {}
-    """Bytes of memory that the device of each simulated rank has."""
+    """Rank -> bytes of memory of its device, for each simulated rank."""
     program: Program | None = None
     trace: Trace | None = None
 
@@ -124,7 +125,7 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
         }
 
     def _rows(self) -> list[dict[str, Any]]:
-        """The figures of `to_dict` that are one number or word, those of the breakdown and the interval with them."""
+        """One row: the figures of `to_dict` that are single numbers or words, and those of the breakdown and the interval."""
         found = self.to_dict()
         flat = {name: value for name, value in found.items() if isinstance(value, (int, float, str)) or value is None}
         ends = {"interval_low_s": self.interval[0], "interval_high_s": self.interval[1]}
@@ -133,11 +134,11 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
 
 
 _WORDS = {"exposed_comm": "exposed communication", "host": "host gap", "data": "data stall"}
-"""Classes of a breakdown whose names are not words already."""
+"""Words for the breakdown classes whose names are abbreviations."""
 
 
 def brief(found: Prediction) -> str:
-    """The headline figures of a prediction: a line each, then what does not fit and what it warns of."""
+    """The text of a prediction: one line for each main figure, then what does not fit, the reasons of the mark, and the warnings."""
     device = "GPU" if found.device == "cuda" else "rank"
     rate = found.tokens_per_s if found.unit == "tokens" else found.samples_per_s
     low, high = (show_duration(end) for end in found.interval)
@@ -162,7 +163,7 @@ def brief(found: Prediction) -> str:
 
 
 def clock_words(clock: float) -> str:
-    """What is said of a clock below the boost clock."""
+    """Words for a clock below the boost clock; `clock` is a share of it."""
     return f"{clock:.1%} of the boost clock, by the board's power limit"
 
 
@@ -172,6 +173,6 @@ def _word(name: str) -> str:
 
 
 def _shares(parts: dict[str, float], whole: float) -> str:
-    """What is there, largest first, in percent of `whole`."""
+    """The parts above zero, largest first, in percent of `whole`."""
     there = sorted(((value, name) for name, value in parts.items() if value > 0), key=lambda pair: -pair[0])
     return ", ".join(f"{name} {value / (whole or 1.0):.1%}" for value, name in there)

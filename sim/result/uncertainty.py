@@ -1,13 +1,13 @@
-"""How sure a prediction is: an interval of the step time, and whether it rests on data or reaches beyond them.
+"""Uncertainty of a prediction: an interval of the step time, and a mark that tells whether data cover it.
 
-The relative error of a step is composed of errors of what it is spent on,
+The relative error of a step combines the errors of its kinds of cost,
 
     sigma^2 = plan^2 + sum over kinds (sum over sources share x sigma(kind) x width(source))^2,
 
-with `share` the part of the step that a kind of cost takes (gemm, attention, memory, links, network, host). Errors of one
-kind are one error (a GPU's GEMMs are all too fast together), those of different kinds are independent, and `plan` is
-what any step may be off by: jitter of the run, settings that a plan does not say. The interval is
-step x exp(-+ z sigma): errors of times are ratios. The figures are in `cost/params/uncertainty.toml`, fitted by
+with `share` the part of the step that a kind of cost takes (gemm, attention, memory, links, network, host). Errors within one
+kind are fully correlated (all GEMMs of a GPU are too fast together), errors of different kinds are independent, and `plan` is
+the error that every step may have: jitter of the run, settings that are not in the plan. The interval is
+step x exp(-+ z sigma), because errors of times are ratios. The figures are in `cost/params/uncertainty.toml`, fitted by
 `sim.accuracy.intervals`. Combining errors by shares is the usual first-order propagation (JCGM 100:2008, 5.1.2 and 5.2).
 """
 
@@ -37,7 +37,7 @@ _Known = dict[tuple[object, ...], tuple[str, Cost]]
 KINDS = ("gemm", "attention", "memory", "links", "network", "host")
 _MATRIX = ("gemm", "moe", "conv", "rnn")
 _MOST = 0.5
-"""Share of a step from which on it counts as resting on something."""
+"""Share of a step with measured costs from which on the step counts as calibrated."""
 LEVEL, Z = 0.80, 1.2816
 """The interval's level, and the standard normal's quantile at (1 + level) / 2."""
 
@@ -46,11 +46,11 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Relative standard errors, as fractions (`uncertainty.toml`)."""
 
     plan: float
-    """Of every step."""
+    """Error of every step, whatever its costs."""
     sigma: dict[str, float]
-    """By kind of cost, where it is fitted."""
+    """Error of each kind of cost where it is fitted."""
     width: dict[str, float]
-    """By source: how much wider than fitted; `beyond`: the whole, where the plan lies outside the data."""
+    """Factor of the error by source of the cost (fitted: 1); `beyond`: factor of the whole error where the plan lies outside the data."""
     range: dict[str, float]
     """Largest values among the published steps: gpus, seq_len, parameters."""
     assumed_at_most: float
@@ -58,7 +58,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Seconds between which the step lies with probability `LEVEL`, and what that rests on."""
+    """The step lies between `low` and `high` (seconds) with probability `LEVEL`; `mark` tells what this is based on."""
 
     low: float
     high: float
@@ -66,7 +66,7 @@ class Interval(msgspec.Struct, frozen=True):
     sigma: float
     """Relative standard error."""
     why: tuple[str, ...] = ()
-    """What makes it extrapolated."""
+    """Reasons why it is extrapolated; () otherwise."""
 
 
 @cache
@@ -78,10 +78,11 @@ def figures() -> Figures:
 def interval(
     step: float, shares: Mapping[tuple[str, str], float], beyond: tuple[str, ...] = (), probed: bool = False, known: Figures | None = None
 ) -> Interval:
-    """The interval of a step of `step` seconds. `beyond`: in what the plan lies outside the data (`outside`).
+    """The interval of a step of `step` seconds with these `shares` of costs. `beyond`: in what the plan lies outside the data (`outside`).
 
-    `probed`: costs come from a calibration file, so measured ones were measured on this very machine; where half of the step
-    or more rests on them, it is calibrated. Otherwise (tables of a kind of GPU) they are as good as fitted ones.
+    `probed`: costs come from a calibration file, so that measured costs were measured on this machine; where they make up at least half
+    of the step, it is calibrated. Otherwise measured costs (tables of a kind of GPU) have the error of fitted ones. `known`: the figures to
+    use; None: the fitted ones.
     """
     known = known or figures()
     rests = by_source(shares)
@@ -96,14 +97,14 @@ def interval(
 
 
 def by_source(shares: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """The same shares by what they rest on: measured, fitted or assumed costs."""
+    """Sums the shares by source: measured, fitted and assumed costs."""
     return {
         name: sum((share for (_, source), share in shares.items() if source == name), 0.0) for name in ("measured", "fitted", "assumed")
     }
 
 
 def relative_error(shares: Mapping[tuple[str, str], float], known: Figures, probed: bool = False) -> float:
-    """Relative standard error of a step that is spent so; `probed` as in `interval`."""
+    """Relative standard error of a step with these shares of costs; `probed` as in `interval`."""
     errors, width = [known.plan], known.width if probed else {**known.width, "measured": known.width["fitted"]}
     for kind in KINDS:
         weighted = sum(share * width[source] for (of, source), share in shares.items() if of == kind)
@@ -112,7 +113,8 @@ def relative_error(shares: Mapping[tuple[str, str], float], known: Figures, prob
 
 
 def outside(plan: Plan, topology: Topology, parameters: int, known: Figures | None = None) -> tuple[str, ...]:
-    """In what a plan lies beyond the published steps: device, GPUs, sequence length, size of the model. Empty: in nothing."""
+    """Reasons why a plan lies outside the data of published steps: device, number of GPUs, sequence length, size of the model. (): it does
+    not."""
     known = known or figures()
     found = []
     device = topology.device(0)
@@ -130,15 +132,16 @@ def outside(plan: Plan, topology: Topology, parameters: int, known: Figures | No
 
 
 def shares_of(program: Program, pricer: Pricer, topology: Topology, plan: Plan, step: float) -> Shares:
-    """On what rank 0 spends the last step of `program`, which takes `step` seconds."""
+    """Shares of the last step of `program` on rank 0 by kind and source of cost. `step`: its seconds."""
     return mean_shares([(1.0, program)], pricer, topology, plan, step)
 
 
 def mean_shares(programs: Sequence[tuple[float, Program]], pricer: Pricer, topology: Topology, plan: Plan, step: float) -> Shares:
-    """On what rank 0 spends a mean step of `step` seconds: the last steps of `programs`, each as often as its weight says.
+    """Shares of a mean step of `step` seconds on rank 0 by kind and source of cost. `programs`: (weight, program); their last steps are
+    averaged.
 
-    Kernels and collectives on the compute lane count whole. What that lane does not fill is, in this order: the pipeline's
-    bubble, which stretches all else alike; communication on other lanes, as far as there is any; the host.
+    Kernels and collectives on the compute lane count in full. The time in which that lane is idle is, in this order: the pipeline's bubble,
+    which is left out because it makes all else longer in proportion; communication on other lanes, at most its own time; the host.
     """
     lane: Shares = {}
     beside: Shares = {}
@@ -162,8 +165,8 @@ def mean_shares(programs: Sequence[tuple[float, Program]], pricer: Pricer, topol
 
 
 def _spent(program: Program, pricer: Pricer, topology: Topology) -> tuple[Shares, Shares, Source]:
-    """Seconds of rank 0's last step on the compute lane, those of communication and copies on other lanes, and on what
-    the host's time rests."""
+    """For rank 0's last step: seconds on the compute lane, seconds of communication and copies on other lanes (both by kind and source),
+    and the main source of the host's costs."""
     last = max(call.step for call in program.threads(0)[HOST])
     calls = Counter(call.segment for call in program.threads(0)[HOST] if call.step == last)
     lane: Shares = {}
@@ -192,7 +195,7 @@ def _spent(program: Program, pricer: Pricer, topology: Topology) -> tuple[Shares
 
 
 def _served(program: Program, pricer: Pricer, topology: Topology, known: _Known, step: int) -> Iterator[Cost]:
-    """What a parameter server beside rank 0 does in a step, and what travels to it: ranks wait for that, with their devices idle."""
+    """Costs of a parameter server beside rank 0 in a step, and of its messages. Ranks wait for these, and their devices are idle."""
     for thread, calls in program.threads(0).items():
         for call in calls if thread.startswith(SERVER) else ():
             for op in program.segments[call.segment] if call.step == step else ():
@@ -203,7 +206,7 @@ def _served(program: Program, pricer: Pricer, topology: Topology, known: _Known,
 
 
 def _moved(op: Op, known: _Known, program: Program, pricer: Pricer, topology: Topology) -> tuple[str, Cost]:
-    """Which links a transfer of rank 0 takes, and its cost; equal transfers are priced once."""
+    """Kind ("links": inside a node, or "network") and cost of a transfer of rank 0. Equal transfers are priced once (`known`)."""
     key = (op.kind, op.group, op.bytes, op.peer, op.name, op.how, op.lane, op.works)
     found = known.get(key)
     if found is not None:
