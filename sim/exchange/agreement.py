@@ -1,4 +1,4 @@
-"""What ranks must agree about before their graphs can run together: collectives and messages."""
+"""Checks that the ranks' graphs agree on their collectives and messages, so that they can run together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from topologies.errors import BadInput
 
 
 def agreed(orders: Sequence[Order]) -> dict[Meet, tuple[str, int]]:
-    """Name and most bytes of every collective. Raises `BadInput` where members run different ones, or not equally many."""
+    """Name of every collective, and the largest number of bytes that a member gives for it. Raises `BadInput` where the members of a group
+    run different collectives, or not the same number of them."""
     found: dict[tuple[Meet, tuple[int, ...]], list[tuple[int, str, int]]] = {}
     for order in orders:
         for node in order.nodes:

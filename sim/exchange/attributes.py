@@ -1,6 +1,6 @@
 """Attributes of Chakra's nodes on the wire: AttributeProto of mlcommons/chakra, schema/protobuf/et_def.proto.
 
-An attribute is a name and one value: every scalar has a field of its own number, a list of such scalars the number after it.
+An attribute is a name and one value. Each scalar type has a field number of its own, and a list of this type has the next number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topologies.errors import BadInput
 Attr = bool | int | float | str | tuple[int | float | str, ...]
 _DOUBLE, _INT64, _UINT32, _UINT64, _BOOL, _STRING = 3, 9, 11, 13, 27, 29
 _INTEGERS = {"comm_type": _INT64, "comm_src": _UINT32, "comm_dst": _UINT32, "comm_tag": _UINT32, "comm_priority": _UINT32}
-"""Fields in which Chakra's generator and converters keep these attributes; other integers are uint64."""
+"""Field numbers that Chakra's generator and converters use for these attributes; other integers are uint64."""
 
 
 def _attr(name: str, value: Attr) -> bytes:
@@ -32,12 +32,12 @@ def _attr(name: str, value: Attr) -> bytes:
 
 
 def encode_attrs(attrs: dict[str, Attr], number: int = 10) -> bytes:
-    """Attributes as the fields `number` of a message (10 of a node, 2 of the metadata)."""
+    """Encodes attributes as fields with this number (10 in a node, 2 in the metadata)."""
     return b"".join(wire.bytes_field(number, _attr(name, value)) for name, value in attrs.items())
 
 
 _READ: dict[int, Callable[[int], int]] = {7: wire.signed, 9: wire.signed, 15: wire.zigzag, 17: wire.zigzag, 27: bool}
-"""How a varint attribute is read, by its field: int32 and int64 signed, sint32 and sint64 zigzag, bool; the others as they come."""
+"""Field number -> decoder of a varint: int32 and int64 are signed, sint32 and sint64 zigzag, one is a bool; others are unsigned."""
 _FIXED = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
 
 
@@ -58,7 +58,8 @@ def _scalars(number: int, value: wire.Value) -> list[bool | int | float | str]:
 
 @lru_cache(1 << 12)
 def read_attr(data: wire.Value) -> tuple[str, Attr]:
-    """Name and value of the attribute in a field; 0 where it has none. Raises `BadInput`. The same few stand at most nodes of all ranks."""
+    """Name and value of the attribute in a field; the value is 0 where it has none. Raises `BadInput`. Cached, because most nodes have the
+    same few attributes."""
     if isinstance(data, int):
         raise BadInput("a number stands where an attribute must")
     name, found = "", list[bool | int | float | str]()

@@ -1,4 +1,4 @@
-"""Chakra's words: nodes of an execution trace, as ASTRA-sim and others read them, and each as a message.
+"""Nodes of a Chakra execution trace, as ASTRA-sim and others read them, and their encoding as messages.
 
 The schema is mlcommons/chakra, schema/protobuf/et_def.proto. Times are whole microseconds. Attributes that ASTRA-sim's feeder asks for:
 `is_cpu_op`, `num_ops` (FLOPs), `tensor_size`, `comm_type`, `comm_size` (bytes), `comm_src`, `comm_dst`, `comm_tag`, `pg_name`
@@ -17,7 +17,7 @@ from topologies.errors import BadInput
 
 
 class Kind(IntEnum):
-    """NodeType."""
+    """Chakra's NodeType."""
 
     INVALID = 0
     METADATA = 1
@@ -30,7 +30,7 @@ class Kind(IntEnum):
 
 
 class Coll(IntEnum):
-    """CollectiveCommType; the names are this project's."""
+    """Chakra's CollectiveCommType, with this project's names."""
 
     all_reduce = 0
     reduce = 1
@@ -51,18 +51,18 @@ class Node(msgspec.Struct, omit_defaults=True, gc=False):
     name: str = ""
     kind: int = 0
     ctrl: tuple[int, ...] = ()
-    """Nodes that must have ended because the host launches in this order."""
+    """Control dependencies: ids of nodes that must have ended, because the host launches in this order."""
     data: tuple[int, ...] = ()
-    """Nodes that must have ended because their results, or their lane, are needed."""
+    """Data dependencies: ids of nodes that must have ended, because their results or their lane are needed."""
     start: int = 0
     duration: int = 0
     inputs: str = ""
-    """`values` of the inputs: PyTorch's traces keep their process groups there."""
+    """The field `values` of the inputs. In PyTorch's traces it holds the process groups."""
     attrs: dict[str, Attr] = {}
 
 
 def encode(node: Node, attrs: bytes | None = None) -> bytes:
-    """A node's message. `attrs`: its attributes, where they are encoded already."""
+    """Encodes a node as a message. `attrs`: its encoded attributes; None: those of the node are encoded."""
     parts = [wire.number_field(1, node.id), wire.bytes_field(2, node.name.encode()), wire.number_field(3, node.kind)]
     for number, deps in ((4, node.ctrl), (5, node.data)):
         if deps:
@@ -75,7 +75,7 @@ def encode(node: Node, attrs: bytes | None = None) -> bytes:
 
 
 def decode(message: bytes) -> Node:
-    """The node in a message. Raises `BadInput`."""
+    """Decodes a message to a node. Raises `BadInput`."""
     node = Node(0, attrs={})
     seen = False
     for number, _, value in wire.fields(message):

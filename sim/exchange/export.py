@@ -1,19 +1,19 @@
-"""A program as Chakra execution traces: what each rank does, with what waits for what, and how long each op takes alone.
+"""Exports a program as Chakra execution traces: the ops of each rank, their dependencies, and the time of each op when it runs alone.
 
 Every op becomes a node (`sim.exchange.opnode`) of its rank's graph (`sim.exchange.rankgraph`), which has the engine's times wherever
-nothing is shared. Collectives and messages have bytes and no duration: whoever runs the trace simulates them.
-What the schema has no field for stands in attributes that begin with `steptwin.`: lanes, exact seconds (of kernels beside which a collective
-holds SMs of its own number also those beside it), and what ranks of one machine share (`sim.exchange.shares`). With them
+nothing is shared. Collectives and messages have bytes but no duration: the simulator that reads the trace computes it.
+Attributes that begin with `steptwin.` hold what the schema has no field for: lanes, exact seconds (for some kernels also the seconds
+beside a collective that occupies SMs), and the resources that ranks of one machine share (`sim.exchange.shares`). With them
 `sim.exchange.replay` on the same machine takes as long as one step of the program by itself, to 1e-9.
 
 What a trace cannot hold:
-- steps before and after: lanes begin idle. Where a host runs ahead of its GPU, or the input path fills, the step that `predict` reports, one
-  of many, is shorter;
-- other threads than the training one: input workers (their batches are there when they are asked for), the writer of asynchronous
-  checkpoints, and what cores and disk these take from it; a parameter server is refused;
+- steps before and after: all lanes begin idle. Where a host runs ahead of its GPU, or the input pipeline fills, the step that `predict`
+  reports is shorter, because it is one of many;
+- other threads than the training thread: input workers (batches are ready when they are needed), the writer of asynchronous
+  checkpoints, and the cores and disk bandwidth that these use; a parameter server is refused;
 - output that does not come with every step, such as a checkpoint every 1,000: `predict` adds its mean;
-- which measurements collectives on CPU hosts rest on: a replay is given the same calibration;
-- memory: what ops allocate and free.
+- the measurements behind the costs of collectives on CPU hosts: give the same calibration to a replay;
+- memory that ops allocate and free.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from sim.steady.detail import STEPS
 from topologies.errors import BadInput, Refused
 
 MOST_RANKS = 4096
-"""Files that are written at most, unless the ranks are named."""
+"""Largest number of ranks, and so of files, that are written."""
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """The files that were written."""
 
     prefix: str
-    """What ASTRA-sim takes as its workload configuration: files are PREFIX.0.et, PREFIX.1.et ..."""
+    """The prefix of the files PREFIX.0.et, PREFIX.1.et ..., which is ASTRA-sim's workload configuration."""
     groups: str
-    """Its communicator groups, as JSON."""
+    """The file of communicator groups for ASTRA-sim (JSON)."""
     ranks: int
     nodes: int
-    """Over all ranks."""
+    """Number of nodes in all files."""
 
     def __str__(self) -> str:
         return f"{self.ranks} traces with {self.nodes:,} nodes: {self.prefix}.RANK.et, groups in {self.groups}"
 
 
 def export_plan(setting: Setting, folder: Path, *, calibration: str | Path | None = None, ranks: tuple[int, ...] = ()) -> Exported:
-    """The reported step of a plan as `folder`/MODEL.RANK.et, one for each rank (or for each of `ranks`), and `folder`/MODEL.groups.json.
+    """Writes the reported step of a plan to `folder`/MODEL.RANK.et, one file for each rank (or for each of `ranks`), and
+    `folder`/MODEL.groups.json.
 
-    Input workers are left out: ASTRA-sim has one CPU per device, and they would stand in the training thread's way. So is output that does
-    not come with every step.
-    Raises `BadInput` for more than `MOST_RANKS` ranks, or ranks that the plan has not.
+    Input workers are left out: ASTRA-sim has one CPU per device, where they would delay the training thread. Output that does not come with
+    every step is left out, too. Raises `BadInput` for more than `MOST_RANKS` ranks, or ranks that the plan does not have.
     """
     plan = msgspec.structs.replace(setting.plan, output=_each_step(setting.plan.output))
     program = program_for(setting, STEPS, plan)
@@ -71,26 +71,27 @@ def export_plan(setting: Setting, folder: Path, *, calibration: str | Path | Non
 
 
 def left_out(plan: Plan) -> list[str]:
-    """Keys of the plan whose work no trace holds."""
+    """Settings of the plan (`key = value`) whose work is not in the traces."""
     loaders = [f"data.workers = {plan.data.workers}"] if plan.data.workers else []
     return loaders + [f"output.{name} = {every}" for name, every in _rare(plan.output).items() if every]
 
 
 def _each_step(output: Output) -> Output:
-    """The output that comes with every step."""
+    """`output` without everything that does not come with every step."""
     return msgspec.structs.replace(output, **dict.fromkeys(_rare(output), 0))
 
 
 def _rare(output: Output) -> dict[str, int]:
-    """After how many steps output comes, of what does not come with every one; 0: never."""
+    """The `*_every` fields of `output` that differ from 1, with the number of steps between two outputs; 0: never."""
     every = {name: int(getattr(output, name)) for name in output.__struct_fields__ if name.endswith("_every")}
     return {name: steps for name, steps in every.items() if steps != 1}
 
 
 def export_program(program: Program, pricer: Pricer, folder: Path, ranks: tuple[int, ...], step: int, framework: str) -> Exported:
-    """The training threads of one optimizer step of a program, priced by `pricer`; of all ranks where none is in `ranks`.
+    """Writes the training threads of one optimizer step of a program, with costs from `pricer`, for each rank in `ranks` (empty: all
+    ranks).
 
-    Its collectives have the habits of `framework`, which the traces name.
+    The traces name `framework`, so that a replay treats collectives as this framework does. Raises `BadInput` or `Refused`.
     """
     wanted = ranks or tuple(range(program.world))
     if len(wanted) > MOST_RANKS:
@@ -114,7 +115,7 @@ def export_program(program: Program, pricer: Pricer, folder: Path, ranks: tuple[
 
 
 def _one_thread(program: Program) -> None:
-    """Raises `Refused` where other threads than the training one exchange something: their ops are left out."""
+    """Raises `Refused` where another thread than the training thread communicates, because its ops are not in the traces."""
     for name, role in program.roles.items():
         for thread, calls in role.threads.items():
             for segment in dict.fromkeys(call.segment for call in calls) if thread != HOST else ():

@@ -1,4 +1,4 @@
-"""Communicators as traces name them, and the tags of their messages."""
+"""Names of communicators in traces, and tags of messages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from sim.program import Program
 
 
 class Groups:
-    """Communicators, numbered by axis and first member, so that ranks exported apart agree. All ranks together need no number: the
-    empty name means them."""
+    """Numbers communicators by mesh axis and smallest member, so that separate exports of single ranks agree. The communicator of all ranks
+    has no number: its name is empty."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -23,7 +23,7 @@ class Groups:
         return found
 
     def name(self, axis: str, members: tuple[int, ...]) -> str:
-        """`pg_name` of a communicator."""
+        """`pg_name` of a communicator; "" where it has all ranks."""
         if len(members) == self.program.world:
             return ""
         return str(self.numbers.setdefault(members, ALL_AXES.index(axis) * self.program.world + min(members) + 1))

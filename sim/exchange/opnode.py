@@ -1,4 +1,4 @@
-"""An op as a node: which kind of Chakra's, and its attributes."""
+"""Converts an op to a Chakra node: its kind and its attributes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sim.work import HostWork
 
 
 class OpNodes:
-    """Nodes of the ops of one rank. Attributes come encoded; those of equal local ops once."""
+    """Makes the nodes of the ops of one rank. Attributes are encoded; each local op is encoded once and reused."""
 
     def __init__(self, groups: Groups, rank: int) -> None:
         self.groups, self.rank = groups, rank
         self._counts: dict[tuple[int, int, str], int] = {}
-        """Messages so far, by sender, receiver and mesh axis."""
+        """Number of messages so far by sender, receiver and mesh axis."""
         self._local: dict[int, tuple[Op, bytes]] = {}
 
     @staticmethod
     def launch(seconds: float) -> bytes:
-        """Time of the training thread."""
+        """Encoded attributes of a launch that takes `seconds` of the training thread."""
         return encode_attrs({"is_cpu_op": True, "steptwin.lane": HOST, "steptwin.seconds": seconds})
 
     def of(self, op: Op, cost: Cost) -> tuple[Kind, float, bytes]:
-        """(kind, seconds, attributes) of an op with this local cost; what ranks exchange has no seconds."""
+        """(kind, seconds, encoded attributes) of an op with this local cost. Collectives and messages have 0.0 seconds."""
         if op.kind in MESSAGE:
             return Kind.SEND if op.kind == "send" else Kind.RECV, 0.0, self._message(op)
         if op.kind == "collective":
@@ -43,7 +43,8 @@ class OpNodes:
         return kind, cost.seconds, known[1]
 
     def _collective(self, op: Op, members: tuple[int, ...]) -> bytes:
-        """Bytes as ASTRA-sim counts them: of an all_gather what one rank gives, of the others the whole array."""
+        """Encoded attributes of a collective. `comm_size` is in ASTRA-sim's convention: for an all_gather the bytes of one rank's part,
+        else those of the whole array."""
         size = op.bytes // len(members) if op.name == "all_gather" else op.bytes
         attrs: dict[str, Attr] = {"is_cpu_op": False, "comm_type": int(Coll[op.name]), "comm_size": size}
         name = self.groups.name(op.group, members)

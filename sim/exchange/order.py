@@ -1,7 +1,7 @@
 """The order in which the lanes of one rank run the nodes of its graph.
 
-Lanes run in the order of the graph, ties by start time, then id. A lane waits for another's event only where the graph says so, and not
-twice for what an earlier wait implies.
+The order follows the dependencies; nodes that are free at the same time are ordered by start time, then id. A lane waits for an event of
+another lane only where the graph has a dependency that no earlier wait of this lane implies.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from sim.program import COMPUTE, D2H, H2D, HOST
 from topologies.errors import BadInput, Refused
 
 ISSUE = "issue"
-"""The thread that queues what devices run; it takes no time."""
+"""The thread that launches the devices' nodes; it takes no time."""
 _NOTHING = (Kind.INVALID, Kind.METADATA)
 Meet = tuple[str, str, int]
-"""A collective: group, lane, number on that lane."""
+"""Identifies a collective: group, lane, and its number among the collectives of this group on this lane."""
 
 
 class Order:
-    """The nodes of one rank in the order in which lanes run them, with what each waits for."""
+    """The nodes of one rank in the order in which lanes run them, and the nodes that each waits for."""
 
     def __init__(self, workload: Workload, rank: int) -> None:
         self.name, self.rank = workload.name, rank
         self.says = Reading(workload, rank)
         nodes = {node.id: node for node in workload.ranks[rank]}
         self.nodes: list[Node] = []
-        """What runs; metadata and other nodes without effect only pass dependencies on."""
+        """The nodes that run, in order. Metadata and other nodes without effect are left out; their dependencies are passed on."""
         self.lanes: dict[int, str] = {}
         self.waits: dict[int, list[int]] = {}
         self.marked: set[int] = set()
@@ -38,7 +38,7 @@ class Order:
         self._met: dict[tuple[str, str], int] = {}
         self._place: dict[int, int] = {}
         self._seen: dict[str, dict[str, int]] = {}
-        """By lane: how far along each other lane it has waited."""
+        """Lane -> other lane -> place (index in `nodes`) of the latest node there that it has waited for."""
         through: dict[int, frozenset[int]] = {}
         for node in self._sorted(nodes):
             before = frozenset(dep for direct in (*node.ctrl, *node.data) for dep in through[direct])
@@ -50,7 +50,7 @@ class Order:
         self.marked |= {last for lane, last in self.last.items() if lane != HOST}
 
     def _sorted(self, nodes: dict[int, Node]) -> list[Node]:
-        """Nodes after all they depend on; ties by start time, then id. Raises `BadInput` where the graph has a cycle."""
+        """Sorts nodes topologically, ties by start time, then id. Raises `BadInput` where the graph has a cycle."""
         left = {node.id: len({*node.ctrl, *node.data}) for node in nodes.values()}
         after: dict[int, list[int]] = {}
         for node in nodes.values():
@@ -72,7 +72,7 @@ class Order:
         return found
 
     def _idle(self, node: Node) -> bool:
-        """It takes no time: metadata, or a collective of one rank."""
+        """True for nodes without effect: metadata, or a collective of one rank. Raises `Refused` for an unknown type."""
         if node.kind > Kind.COLL:
             raise Refused(f"rank {self.rank}, node {node.id} ({node.name[:60]}) has type {node.kind}; types 0 to 7 are simulated")
         return node.kind in _NOTHING or (node.kind == Kind.COLL and len(self.says.members(node)) == 1)
@@ -99,7 +99,8 @@ class Order:
             self.meets[node.id] = (group, lane, number)
 
     def _lane(self, node: Node) -> str:
-        """The lane that the trace names, or one for each kind of unit: CPU, kernels, copies, each communicator, each peer."""
+        """The lane that the trace names; else a lane by kind: the CPU, kernels, copies to or from the device, each communicator, each
+        peer."""
         own = node.attrs.get("steptwin.lane")
         if isinstance(own, str) and own not in ("", ISSUE):
             return own

@@ -1,7 +1,7 @@
-"""A Chakra workload as a program: each rank's graph of nodes as lanes of ops.
+"""Converts a Chakra workload to a program: each rank's graph of nodes becomes lanes of ops.
 
-Two threads: `host` runs the CPU's nodes in order, `issue` queues the devices' nodes on their lanes without taking time, so that nothing
-but dependencies and lanes orders them.
+Each rank has two threads. `host` runs the CPU's nodes in order. `issue` launches the devices' nodes on their lanes without taking time, so
+that only dependencies and lanes determine their order.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MEET = (Kind.COLL, Kind.SEND, Kind.RECV)
 
 
 def program_of(workload: Workload) -> tuple[Program, dict[tuple[int, str], Taken]]:
-    """The program of a workload, and what those of its ops take that need no other rank, by (rank, op).
+    """The program of a workload, and the cost of its local ops (neither collectives nor messages) by (rank, op).
 
-    Raises `BadInput` for graphs with a cycle, unknown groups, and exchanges about which ranks disagree.
+    Raises `BadInput` for graphs with a cycle, unknown groups, and collectives or messages on which ranks disagree.
     """
     world = len(workload.ranks)
     orders = [Order(workload, rank) for rank in range(world)]

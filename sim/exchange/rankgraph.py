@@ -1,8 +1,8 @@
-"""The graph of one rank of a program: what each op waits for, by the engine's rules.
+"""The graph of one rank of a program: the dependencies of each op, by the engine's rules.
 
-What a lane, an event or a sync orders becomes a data dependency, what the order of launches orders a control dependency. A launch is a node
-on the CPU; records, waits and syncs are dependencies alone. Ops that the launches of several kernels hold up start after the part of the
-launches that the engine lets them start after (`sim.engine.state.Item.ready`).
+The order on a lane, an event or a sync becomes a data dependency; the order of launches becomes a control dependency. A launch is a node
+on the CPU; records, waits and syncs are dependencies only. An op with several launches starts after a first part of them, as in the engine
+(`sim.engine.state.Item.ready`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sim.program import HOST, MEETING, ORDERS, Call, Op, Program
 
 
 class Mark:
-    """An event: the nodes (and other events) before it, known once it has been recorded."""
+    """A CUDA event: `deps` are the nodes and other events before it; they are set when the event is recorded."""
 
     __slots__ = ("deps",)
 
@@ -32,7 +32,7 @@ class Graph:
     """The graph of one rank."""
 
     def __init__(self, program: Program, pricer: Pricer, groups: Groups, rank: int, step: int) -> None:
-        """Of the ops of one optimizer step."""
+        """Builds the graph from the training thread's ops of the optimizer step `step`."""
         self._pricer, self._rank, self._ops = pricer, rank, OpNodes(groups, rank)
         self._nodes: list[tuple[str, int, tuple[Dep, ...], tuple[Dep, ...], float, str, bytes]] = []
         """(name, kind, control dependencies, data dependencies, seconds, lane, attributes)"""
@@ -44,7 +44,7 @@ class Graph:
                 self._take(call, op)
 
     def messages(self) -> Iterator[bytes]:
-        """Every node, encoded. Microseconds are rounded so that the sum over a lane is right, not each by itself."""
+        """Yields every node, encoded. Durations are rounded to whole microseconds such that their sum on a lane stays right."""
         ends: dict[str, float] = {}
         known: dict[Mark, frozenset[int]] = {}
         for number, (name, kind, ctrl, data, seconds, lane, attrs) in enumerate(self._nodes):
@@ -55,7 +55,7 @@ class Graph:
             node.duration = round(ends[lane]) - round(begun)
             yield encode(node, attrs)
 
-    # -- what the engine's rules (sim.engine.threads, sim.engine.lanes) make of each kind of op
+    # -- each kind of op, by the engine's rules (sim.engine.threads, sim.engine.lanes)
 
     def _take(self, call: Call, op: Op) -> None:
         cost = self._pricer.local(op, self._rank)
@@ -78,7 +78,7 @@ class Graph:
             self._lanes[HOST] = (*self._lane(HOST), *self._lane(op.lane))
 
     def _device(self, call: Call, op: Op, cost: Cost) -> None:
-        """A kernel, copy or collective: after its lane's last op, and after so much of its launches as it needs."""
+        """Adds a kernel, copy or collective. It starts after the last op on its lane, and after the part of its launches that it needs."""
         before = min(cost.host, max(0.0, cost.ready - cost.seconds)) if cost.ready else cost.host
         self._launch(call, op, before)
         started = self._lane(HOST)
@@ -86,7 +86,7 @@ class Graph:
         self._op(call, op, cost, started)
 
     def _sync(self, call: Call, op: Op, cost: Cost) -> None:
-        """The thread waits: for an event, one lane or all; its own time passes meanwhile."""
+        """Lets the thread wait for an event, for one lane or for all lanes. The sync's own host time passes during the wait."""
         reached: tuple[Dep, ...]
         if op.event:
             reached = (self._mark(call, op, False),)
@@ -117,19 +117,19 @@ class Graph:
         return len(self._nodes) - 1
 
     def _launch(self, call: Call, op: Op, seconds: float, what: str = ".launch") -> None:
-        """Time of the training thread, where it takes any."""
+        """Adds a node for time of the training thread, if `seconds` is above 0."""
         if seconds > 0:
             name = f"{call.at}/{op.id}{what}"
             self._tail(HOST, self._add(name, Kind.COMP, (), self._lane(HOST), seconds, HOST, OpNodes.launch(seconds)))
 
     def _op(self, call: Call, op: Op, cost: Cost, ctrl: tuple[Dep, ...]) -> None:
-        """The op itself, after the last one on its lane."""
+        """Adds the node of the op itself, after the last op on its lane."""
         kind, seconds, attrs = self._ops.of(op, cost)
         self._tail(op.lane, self._add(f"{call.at}/{op.id}", kind, ctrl, self._lane(op.lane), seconds, op.lane, attrs))
 
 
 def _resolved(deps: tuple[Dep, ...], known: dict[Mark, frozenset[int]]) -> frozenset[int]:
-    """Nodes behind nodes and events."""
+    """Replaces events by the nodes before them, recursively. `known` caches the result for each event."""
     found: set[int] = set()
     for dep in deps:
         if isinstance(dep, int):

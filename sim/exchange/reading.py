@@ -1,4 +1,4 @@
-"""What the nodes of one rank's trace say: who takes part, which collective, how many bytes, how long."""
+"""Reads the nodes of one rank's trace: members, collectives, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from sim.exchange.workload import Workload
 from topologies.errors import BadInput, Refused
 
 UNTIMED = -1.0
-"""In place of seconds: the trace has FLOPs and bytes, and no duration."""
+"""Stands for seconds where the trace has FLOPs and bytes but no duration."""
 _COLLECTIVES = {Coll.reduce_scatter_block: "reduce_scatter"}
 _NEVER = (Coll.gather, Coll.scatter)
 _SHARED: dict[str, Share] = {word: word for word in SHARES}
 
 
 class Taken(NamedTuple):
-    """What a node takes that needs no other rank."""
+    """Cost of a local node (neither a collective nor a message)."""
 
     seconds: float
-    """With the machine to itself; `UNTIMED`: only FLOPs and bytes are known."""
+    """Seconds when nothing else runs on the machine; `UNTIMED`: only FLOPs and bytes are known."""
     latency: float = 0.0
-    """The first part of them, in which nothing is shared."""
+    """The first part of `seconds`, in which no shared resource is used."""
     share: Share | None = None
     moved: float = 0.0
-    """Bytes that count where others take of the same."""
+    """Bytes that go through the shared resource (`share`)."""
     cores: float = 1.0
     slowed: float = 0.0
-    """Seconds beside a collective, where that is known by itself; 0: the machine's slowdown tells."""
+    """Seconds when a collective runs at the same time; 0: not in the trace, the machine's slowdown applies."""
 
 
 class Reading:
-    """The nodes of one rank, read."""
+    """Reads the nodes of one rank."""
 
     def __init__(self, workload: Workload, rank: int) -> None:
         self.workload, self.rank = workload, rank
@@ -62,7 +62,7 @@ class Reading:
         return name if name in self.workload.groups else "world"
 
     def whole(self, node: Node, name: str) -> int:
-        """An attribute that must be a number, not negative. Raises `BadInput`."""
+        """An attribute that must be a whole number of at least 0. Raises `BadInput`."""
         value = node.attrs.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise BadInput(f"rank {self.rank}, node {node.id} ({node.name[:60]}) needs the attribute {name}, a number that is not negative")
@@ -77,7 +77,7 @@ class Reading:
         return UNTIMED
 
     def taken(self, node: Node) -> Taken:
-        """What it takes that needs no other rank; what it shares counts where durations are those of ops alone."""
+        """The cost of a local node. Shared resources are used only where the durations in the trace are those of ops that run alone."""
         seconds, latency = self._seconds(node), self.count(node, "steptwin.latency")
         share = _SHARED.get(str(node.attrs.get("steptwin.share"))) if self.workload.alone else None
         slowed = self.count(node, "steptwin.slowed")
@@ -91,12 +91,13 @@ class Reading:
         )
 
     def count(self, node: Node, name: str) -> float:
-        """A figure that a node may have; 0 where it has none that is finite and not negative."""
+        """A number that a node may have; 0 where it is absent, negative, or not below 1e30."""
         count = node.attrs.get(name, 0)
         return float(count) if isinstance(count, int | float) and 0 <= count < 1e30 else 0.0
 
     def collective(self, node: Node) -> tuple[str, int]:
-        """Name and bytes, as this project counts them (of an all_gather the whole array). Raises `BadInput` or `Refused`."""
+        """Name and bytes of a collective in this project's convention (for an all_gather the bytes of the whole array). Raises `BadInput`
+        or `Refused`."""
         number = self.whole(node, "comm_type")
         if number not in set(Coll) or number in _NEVER:
             raise Refused(f"rank {self.rank}, node {node.id}: collective type {number} is not simulated. Known: {', '.join(_names())}")

@@ -1,8 +1,8 @@
-"""Chakra execution traces run here: computation as long as the trace says, the network simulated on a topology.
+"""Simulates Chakra execution traces: computation takes the time that the trace says, communication is simulated on a topology.
 
-What a node took comes from the trace (of a COMP_NODE without a duration: the roofline of the topology's device); collectives and
-messages are priced, and share links, as those of any program. What a trace of `sim.exchange.export` says that an op shares with other ranks
-of its machine (cores, disk, store, copies) is shared here. Every rank is simulated by itself.
+The duration of a node comes from the trace (for a COMP_NODE without a duration: the roofline of the topology's device). Collectives and
+messages have costs and share links as in any program. In traces of `sim.exchange.export`, ops also share the resources of their machine
+(cores, disk, store, copies) with other ranks. Every rank is simulated by itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from topologies.load import Topology, load_topology
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload takes on a machine. Seconds."""
+    """The result of a replay: time of a workload on a machine, in seconds."""
 
     workload: str
     topology: str
@@ -75,14 +75,14 @@ def run_traces(
     *,
     calibration: str | Path | None = None,
 ) -> Trace:
-    """Simulates the traces on `topology`; every rank by itself. The end of the trace is what the workload takes.
+    """Simulates the traces on `topology`, every rank by itself. The end of the returned trace is the time of the workload.
 
     Args:
-        calibration: what gloo's collectives took on this CPU host, as `steptwin probe` measured it.
+        calibration: times of gloo's collectives on this CPU host, from `steptwin probe`; None: none are known.
 
     Raises `BadInput` when the machine is too small, a group is not known, or ranks disagree about what they exchange, `Refused` for a
-    calibration on a machine with GPUs, `UnknownName` for the framework that the traces name, whose habits the collectives have (PyTorch's
-    where they name none).
+    calibration on a machine with GPUs, `UnknownName` for an unknown framework in the traces. Collectives behave as in this framework
+    (PyTorch where the traces name none).
     """
     machine = load_topology(topology)
     world = len(workload.ranks)
@@ -113,14 +113,14 @@ def _pricer(machine: Topology, framework: str, calibration: str | Path | None, w
 
 
 class Replayed(Derived):
-    """Prices of a workload: nodes as the trace says, what ranks exchange as the machine says."""
+    """Costs of a workload: local nodes from the trace, collectives and messages from the machine."""
 
     def __init__(self, inner: Pricer, taken: Mapping[tuple[int, str], Taken], machine: Topology, alone: bool) -> None:
         super().__init__(inner)
         self._taken, self._machine, self._alone = taken, machine, alone
 
     def local(self, op: Op, rank: int) -> Cost:
-        """The trace's time, and what it takes from the machine meanwhile; nothing for what only orders."""
+        """The time in the trace, and the use of shared resources; no time for ops that only order others."""
         if op.kind not in ("compute", "copy", "host"):
             return Cost(0.0, "measured")
         taken = self._taken[rank, op.id]
@@ -138,5 +138,5 @@ class Replayed(Derived):
         return max(op.flops / peak, sum(work.bytes for work in op.works) / (device.bandwidth or math.inf))
 
     def slowdown(self, rank: int) -> float:
-        """Measured durations hold what collectives took from them; others are slowed here."""
+        """1.0 for measured durations, which already contain the slowdown by collectives; else that of the machine."""
         return self.inner.slowdown(rank) if self._alone else 1.0

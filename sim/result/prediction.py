@@ -39,7 +39,7 @@ class Prediction(Tabular, msgspec.Struct, kw_only=True):
     """`model_flops_per_gpu_per_s` over the dense peak of the plan's precision (16 bits for narrower ones), 0 to 1; None where the device states none."""
     parameters: int
     active_parameters: int
-    """Parameters that one token uses (all but those of the experts that it does not reach)."""
+    """Parameters that one token passes through: with experts, fewer than all."""
     flops_per_step: float
     """Model FLOPs of one step, of all GPUs together."""
     peak_memory_bytes: int
