@@ -1,4 +1,4 @@
-"""Traces that were measured elsewhere: torch.profiler's (Kineto) and Nsight Systems' (SQLite)."""
+"""Reads measured traces: those of torch.profiler (Kineto) and of Nsight Systems (SQLite)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _DATABASES = (".sqlite", ".db")
 
 
 def read_measured(path: str | Path) -> Trace:
-    """The trace in a .json, .json.gz, .sqlite or .db file, or in a folder with one for each rank. Raises `BadInput` that says what to export instead."""
+    """Reads a .json, .json.gz, .sqlite or .db file, or a folder with one trace for each rank. Raises `BadInput`, which says what to export
+    instead."""
     path = Path(path)
     if path.is_dir() and path.suffix not in _DATABASES:
         from sim.imported.folder import read_folder

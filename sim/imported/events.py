@@ -1,7 +1,7 @@
-"""The events of a file of Chrome's JSON, packed or not.
+"""Reads the events of a file of Chrome's JSON, compressed by gzip or not.
 
-Profilers write what no parser takes: C++'s `nan` and `inf`, names of ranges whatever their bytes are, Windows' paths. Such bytes are mended, and
-an event that makes no sense is left out and counted. A kernel that makes none is not: without it the step would be shorter.
+Profilers write invalid JSON: C++'s `nan` and `inf`, arbitrary bytes in names of ranges, backslashes of Windows paths. Such bytes are
+repaired. An invalid event is left out and counted. An invalid kernel is an error, because without it the step would be shorter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from topologies.errors import BadInput
 
 _LARGEST = 2 << 30
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of what runs on a device."""
+"""Categories of events that run on a device."""
 _NUMBER = re.compile(rb"(?<=[:,\[])\s*-?(?:nan(?:\(\w*\))?|inf(?:inity)?)(?=\s*[,}\]])", re.I)
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|\\[\"\\/bfnrt]|(?P<bad>\\)"
@@ -42,12 +42,12 @@ class Event(msgspec.Struct):
 
     @property
     def said(self) -> dict[str, Any]:
-        """Its arguments, of which some profilers write `null` where there are none."""
+        """Its arguments; {} where there are none (some profilers then write `null`)."""
         return self.args or {}
 
 
 class Info(msgspec.Struct):
-    """What torch.profiler says of the process group."""
+    """torch.profiler's entry on the process group (`distributedInfo`)."""
 
     rank: int = 0
     world_size: int = 1
@@ -55,7 +55,7 @@ class Info(msgspec.Struct):
 
 
 class Own(msgspec.Struct):
-    """What `sim.files.chrome` says of its own traces."""
+    """The entry that `sim.files.chrome` writes into StepTwin's own traces."""
 
     origin: str = ""
     reported: Annotated[int, msgspec.Meta(le=-1)] = -1
@@ -72,7 +72,7 @@ class _Head(msgspec.Struct, kw_only=True):
 
 
 class File(_Head, kw_only=True):
-    """All that is read of a file."""
+    """All fields that are read from a file."""
 
     traceEvents: list[Event]
 
@@ -98,7 +98,8 @@ def read_events(path: Path) -> File:
 
 
 def _bytes(path: Path) -> bytes:
-    """What a file holds, unpacked where it is a gzip file, whatever it is called; without a byte order mark."""
+    """The content of a file, decompressed if it is gzip (whatever its name). A plain file loses its byte order mark. Raises `BadInput`
+    above 2 GiB."""
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     if not packed:
@@ -113,7 +114,8 @@ def _bytes(path: Path) -> bytes:
 
 
 def _decoded(text: bytes) -> File:
-    """The events of a file's bytes, mended where they are no JSON. Raises msgspec's errors, `UnicodeDecodeError`, `RecursionError`."""
+    """Decodes the events in a file's bytes, which are repaired if they are not valid JSON. Raises msgspec's errors, `UnicodeDecodeError`,
+    `RecursionError`."""
     try:
         return _typed(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -128,14 +130,16 @@ def _decoded(text: bytes) -> File:
 
 
 def _mended(text: bytes) -> bytes:
-    """Numbers that are none as null, backslashes that escape nothing as themselves, bytes that are no text as the sign for that."""
+    """Repairs JSON: `nan` and `inf` become null, a backslash that escapes nothing is doubled, invalid UTF-8 becomes the replacement
+    character, and control characters become spaces."""
     text = text.decode("utf-8", "replace").encode().translate(bytes.maketrans(_CONTROL, b" " * len(_CONTROL)))
     text = _ESCAPE.sub(lambda found: b"\\\\" if found["bad"] else found[0], text)
     return _NUMBER.sub(b"null", text)
 
 
 def _typed(text: bytes) -> File:
-    """A file's events, all or those that make sense. A list is Chrome's shorter form."""
+    """Decodes all events, or the valid ones (the others are counted in `unread`). A list instead of an object is Chrome's shorter form.
+    Raises msgspec's error for an invalid kernel or copy."""
     listed = text[:64].lstrip()[:1] == b"["
     try:
         if listed:
@@ -156,7 +160,7 @@ def _typed(text: bytes) -> File:
 
 
 def _of_device(raw: msgspec.Raw) -> bool:
-    """Whether an event that cannot be read is of a kernel or of a copy."""
+    """True if an event that cannot be read is a kernel, a copy or a memset."""
     try:
         return msgspec.json.decode(raw, type=_Kind).cat in DEVICE
     except msgspec.ValidationError:
@@ -164,7 +168,8 @@ def _of_device(raw: msgspec.Raw) -> bool:
 
 
 def _sensible(file: File) -> File:
-    """Without events that end before they start. Raises `ValueError` where a kernel does."""
+    """Removes events that end before they start or have infinite times. Raises `ValueError` if a kernel, a copy or a memset is among
+    them."""
     wrong = [e for e in file.traceEvents if e.ph == "X" and not (e.dur >= 0 and math.isfinite(e.ts + e.dur))]
     if not wrong:
         return file

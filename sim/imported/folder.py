@@ -13,12 +13,13 @@ from topologies.errors import BadInput
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """The files of a folder that are traces by their names."""
+    """The files of a folder whose names end in .json or .json.gz."""
     return sorted(path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")) and path.is_file())
 
 
 def read_folder(folder: Path) -> Trace:
-    """All ranks as one trace of the steps that each of them recorded. Raises `BadInput` for a file that is none, or two of one rank."""
+    """Reads all ranks into one trace with the steps that every rank recorded. Raises `BadInput` for an unusable file, or two files of one
+    rank."""
     files = trace_files(folder)
     if not files:
         raise BadInput(f"{folder} holds no trace (*.json, *.json.gz)")
@@ -54,8 +55,9 @@ def _merged(traces: list[Trace], folder: Path) -> Trace:
 
 
 def _beside(first: Trace, trace: Trace, steps: set[int]) -> list[Span]:
-    """Spans of those steps, moved so that they begin when the first rank's do: files begin at times of their own, and hosts' clocks differ. By one
-    time for all, so that steps last as long as they did; StepTwin's own traces have one clock."""
+    """Spans of `steps`, shifted to the clock of the first trace, because each file has its own zero and hosts' clocks differ. All spans
+    shift by the same time (the median over steps), so that steps keep their length. StepTwin's own traces have one clock and are not
+    shifted."""
     if "origin" in trace.meta:
         return [span for span in trace.spans if span.step in steps]
     ours, theirs = _begins(first), _begins(trace)

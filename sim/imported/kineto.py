@@ -1,8 +1,9 @@
-"""Reads Kineto's Chrome JSON: StepTwin's own traces, and those of anybody's torch.profiler.
+"""Reads Kineto's Chrome JSON: StepTwin's own traces and those of torch.profiler.
 
-Kernels and copies become spans on one lane per stream, with a class by the kernel's name; where there was no device, operators on one lane
-per thread (`operators`). StepTwin's own traces keep their ids, launches, waits, memory and which step is reported; of others, kernels that were
-launched inside a range `op:...` take its name (`marks`). Only the given fields are read (`events`), sizes are bounded, and nothing is executed.
+Kernels and copies become spans on one lane per stream, with a class by the kernel's name. Where there was no device, operators become spans
+on one lane per thread (`operators`). StepTwin's own traces keep their ids, launches, waits, memory and the number of the reported step. In
+other traces, kernels that were launched inside a range `op:...` take its name (`marks`). Only known fields are read (`events`), sizes are
+limited, and nothing is executed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SIZES = {
     8: ("Double", "Long", "UInt64", "ComplexFloat"),
     16: ("ComplexDouble",),
 }
-"""Bytes of an element by torch's names of types."""
+"""Bytes of an element -> torch's names of such types."""
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 
 
@@ -80,13 +81,13 @@ def _spans(file: File) -> list[Span]:
 
 
 def _place(event: Event) -> tuple[str, str]:
-    """Where it ran: the process that its file shows it in, and the device, as far as it says which."""
+    """Where an event ran: its process, and its device ("" where it has none)."""
     return str(event.pid), str(event.said.get("device", ""))
 
 
 def _ranks(events: list[Event]) -> dict[tuple[str, str], int]:
-    """The rank of each place in a file that holds several, in order; of one alone it says the rank itself. What ran a hundredth of the busiest one's
-    kernels at most (a tensor made on the first device by mistake), or only copied, belongs to the first."""
+    """Rank of each place (process and device), numbered in order; {} where the file has only one, whose rank the file states. A place that
+    only copied, or whose kernels ran at most 1 % as long as those of the busiest place (a tensor on the wrong device), counts as rank 0."""
     busy: dict[tuple[str, str], float] = {}
     for event in events:
         place = _place(event)
@@ -97,7 +98,7 @@ def _ranks(events: list[Event]) -> dict[tuple[str, str], int]:
 
 
 class _Steps:
-    """The steps that a trace marks: on the host, and when the device came to them."""
+    """The marked steps of a trace, on the host and on the device."""
 
     def __init__(self, events: list[Event]) -> None:
         named = (e for e in events if e.cat not in (*DEVICE, *_RUNTIME, "python_function"))
@@ -110,22 +111,23 @@ class _Steps:
         self._device = Steps(ran.values())
 
     def of(self, at: float, launched: float | None) -> int:
-        """The step in which something was launched; where nobody says when, the one that the device was in."""
+        """The step in which an op was launched; where the time of its launch is not known (None), the step in which the device ran it."""
         return (self._device or self._host).of(at) if launched is None else (self._host or self._device).of(launched)
 
     def after(self, at: float, launched: float | None) -> bool:
-        """Whether it belongs to what came after the last step."""
+        """True if the op comes after the last step."""
         return self._device.after(at) if launched is None else self._host.after(launched)
 
 
 def _number(event: Event, own: bool) -> Hashable:
-    """What ties a kernel to its launch: of StepTwin's own files, whose ranks are processes, each counts for itself."""
+    """The correlation number that connects a kernel to its launch; None if there is none. In StepTwin's own files (`own`) it is (process,
+    number), because each rank is a process with its own numbers."""
     said = str(event.said.get("correlation"))
     return None if not _DIGITS.match(said) else (event.pid, int(said)) if own else int(said)
 
 
 def _marks(events: list[Event], chosen: list[Event], own: bool) -> Marks:
-    """Ranges, and what launched each span; an operator of a CPU is launched where it runs."""
+    """The ranges of all threads and the launch of each span. An operator on a CPU counts as its own launch."""
     ranges = (((e.pid, e.tid), Range(e.ts, e.ts + e.dur, op)) for e in events if (op := op_of(e.name)))
     calls = [*(e for e in events if e.cat in _RUNTIME), *(e for e in chosen if e.cat not in DEVICE)]
     launches = ((number, (e.pid, e.tid), e.ts) for e in calls if (number := _number(e, own)) is not None)
@@ -141,7 +143,7 @@ def _span(
     marks: Marks,
     number: Hashable,
 ) -> Span | None:
-    """None for what was launched after the last step."""
+    """Makes the span of an event; None for an op after the last step. `zero`: the time of the trace's begin, in microseconds."""
     args = event.said
     op_id = str(args.get("op_id", ""))
     marked = marks.op(number) if not op_id else ""
@@ -177,20 +179,21 @@ def _span(
 
 
 def _class(event: Event) -> str:
-    """What is a collective says so in its arguments, whatever its kernel is called."""
+    """The class of an event. A kernel with the argument `Collective name` is a collective, whatever its own name is."""
     if event.cat == "gpu_memcpy":
         return copy_class(event.name)
     return "comm" if event.cat == "kernel" and event.said.get("Collective name") else kernel_class(event.name)
 
 
 def _message(args: dict[str, Any]) -> int:
-    """Bytes of a collective: of the whole array, of which a rank gives or gets a part where it is gathered or scattered."""
+    """Bytes of a collective: those of the whole array, which is the larger of input and output (in an all_gather or reduce_scatter one of
+    them is a part). 0 where they are not known."""
     size = next((size for size, types in _SIZES.items() if args.get("dtype") in types), 0)
     return size * max(int(args.get(f"{way} msg nelems", 0) or 0) for way in ("In", "Out"))
 
 
 def _launched(spans: list[Span], events: list[Event]) -> None:
-    """Own traces: when each op of a program was launched and how long that took, which stands in the call that launched it."""
+    """Sets `issued` and `launch` of the spans in StepTwin's own traces, from the runtime calls that launched them."""
     calls = {str(e.said["op_id"]): e for e in events if e.cat in _RUNTIME and "op_id" in e.said}
     for span in spans:
         call = calls.get(span.id)
@@ -199,7 +202,7 @@ def _launched(spans: list[Span], events: list[Event]) -> None:
 
 
 def _memory(events: list[Event]) -> dict[int, list[tuple[float, int]]]:
-    """Own traces: bytes in use by rank, at each change."""
+    """Memory in StepTwin's own traces: rank -> (seconds, bytes in use) at each change."""
     found: dict[int, list[tuple[float, int]]] = {}
     for event in events:
         if event.ph == "C" and event.name == "memory":

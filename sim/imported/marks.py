@@ -1,6 +1,7 @@
-"""Which range a kernel was launched in, and when.
+"""Finds the range in which a kernel was launched, and the time of the launch.
 
-Profilers tie a kernel to the call that launched it by a correlation number (of its process). A range named `op:fwd/L3.attn.qkv` that was open on
+Profilers connect a kernel to the call that launched it by a correlation number (unique in its process). A range named `op:fwd/L3.attn.qkv`
+that was open on
 that thread at that moment gives the kernel its op (`executor.marks` opens such ranges).
 """
 
@@ -12,11 +13,11 @@ from typing import NamedTuple
 
 PREFIX = "op:"
 _NESTED = 64
-"""Ranges that are looked through, from the innermost outwards."""
+"""Largest number of ranges that are searched, from the latest backwards."""
 
 
 class Range(NamedTuple):
-    """An open range of one thread, from `start` to `end` in the trace's own unit."""
+    """A range of one thread, open from `start` to `end`, in the trace's own unit of time."""
 
     start: float
     end: float
@@ -36,12 +37,12 @@ class Marks:
         self._launches = {number: (thread, at) for number, thread, at in launches}
 
     def launched(self, correlation: Hashable) -> float | None:
-        """When it was launched: a host that runs ahead is in a later step by the time the device comes to it."""
+        """Time of the launch; None if not known. A host that runs ahead is already in a later step when the device runs the kernel."""
         found = self._launches.get(correlation)
         return found[1] if found is not None else None
 
     def op(self, correlation: Hashable) -> str:
-        """The innermost range's op, or ""."""
+        """The op of the innermost range around the launch; "" if there is none."""
         found = self._launches.get(correlation) if self._ranges else None
         if found is None:
             return ""

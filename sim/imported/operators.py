@@ -1,7 +1,7 @@
-"""What a trace without a device shows of a step: PyTorch's operators, run by the CPU threads that called them.
+"""The work of a step in a trace without a device: PyTorch's operators, run by the CPU threads that called them.
 
-An operator that another one calls is a part of it, so that the outermost of each thread are the step's work. What an optimizer calls inside
-`step()`, which torch.profiler marks by itself (`Optimizer.step#AdamW.step`), is the optimizer's.
+An operator contains the operators that it calls, so that the outermost operators of each thread are the work of the step. Operators inside
+`step()` of an optimizer, which torch.profiler marks (`Optimizer.step#AdamW.step`), get the class optimizer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UPDATE = "Optimizer.step#"
 
 
 class Called(Protocol):
-    """The fields of a trace event that are looked at; times in the trace's own unit."""
+    """The fields of a trace event that are used; times are in the trace's own unit."""
 
     name: str
     pid: int | str
@@ -31,7 +31,7 @@ _Event = TypeVar("_Event", bound=Called)
 
 
 def operators(events: Iterable[_Event]) -> Iterator[tuple[_Event, str]]:
-    """The outermost operators of each thread in the order in which they began, each with its class."""
+    """Yields the outermost operators of each thread, each with its class, ordered by their begin."""
     ends: dict[Hashable, tuple[float, float]] = {}  # of a thread's last operator, and of its optimizer's last step
     for event in sorted(events, key=lambda e: (e.ts, -e.dur)):
         thread, end = (event.pid, event.tid), event.ts + event.dur

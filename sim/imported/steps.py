@@ -1,4 +1,4 @@
-"""Which step something is of, by ranges that mark steps: `ProfilerStep#3`, `step 3`, `train_step 3`; or `train_step` time after time."""
+"""Finds the step of an event from ranges that mark steps: `ProfilerStep#3`, `step 3`, `train_step 3`, or `train_step` again and again."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sim.imported.names import PART, STEP
 
 
 class Mark(NamedTuple):
-    """A range that marks a step, in the trace's own unit."""
+    """A range that marks a step; times are in the trace's own unit."""
 
     start: float
     end: float
     number: int
     """-1 where its name has none."""
     word: str
-    """What stands before its number."""
+    """The text before its number, in lower case; without a number the whole name."""
 
     @classmethod
     def of(cls, name: str, start: float, end: float) -> Mark | None:
-        """None for a range that marks no step."""
+        """The mark of a range with this name; None where the name does not mark a step."""
         found = _named(name)
         return cls(start, end, *found) if found else None
 
@@ -41,7 +41,7 @@ def _named(name: str) -> tuple[int, str] | None:
 
 
 class Steps:
-    """Steps of one process by when they begin. What comes before the first belongs to step 0."""
+    """The steps of one process by their begin. Events before the first step belong to step 0."""
 
     def __init__(self, marks: Iterable[Mark]) -> None:
         line = _outer(marks)
@@ -57,12 +57,12 @@ class Steps:
         return bool(self._starts)
 
     def of(self, at: float) -> int:
-        """The step that had begun last."""
+        """The step that began last before `at`; 0 if there is none."""
         found = bisect_right(self._starts, at) - 1
         return self._numbers[found] if found >= 0 else 0
 
     def after(self, at: float) -> bool:
-        """Whether the last step is over by then, as far as that is told."""
+        """True if the last step has ended before `at`."""
         return at > self._end
 
 
