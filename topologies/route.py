@@ -25,7 +25,7 @@ class Leg(msgspec.Struct, frozen=True, gc=False):
 
 
 class Router:
-    """Routes of one machine, remembered."""
+    """Computes and caches the paths inside one machine."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -38,7 +38,7 @@ class Router:
                 self._near.setdefault(a, {})[b] = None
 
     def leg(self, a: str, b: str) -> Leg | None:
-        """From device `a` to device `b` (GPUs, NICs), or None where the node does not join them."""
+        """The path from device `a` to device `b` (GPUs, NICs); None where nothing inside the node connects them."""
         if (a, b) not in self._memo:
             self._memo[a, b] = self._find(a, b)
         return self._memo[a, b]
@@ -69,7 +69,7 @@ class Router:
         return None
 
     def _over_gpu(self, a: str, b: str) -> Leg | None:
-        """Over the neighbour with the fastest narrowest link; the first of equals in rank order."""
+        """The path over one other GPU. Of several, the one whose slower link is fastest; of equals, the first in rank order."""
         links = self.machine.links
         best: tuple[float, str] | None = None
         for middle in self.machine.gpus:
@@ -86,7 +86,7 @@ class Router:
         return found
 
     def tree(self, a: str, b: str) -> Leg | None:
-        """Along the PCIe tree and between sockets."""
+        """The path along the PCIe tree and between sockets; None where there is none."""
         rise, fall = self._chain(a), self._chain(b)
         common = next((name for name in rise if name in fall), None)
         if common is not None:
@@ -110,7 +110,8 @@ class Router:
         return "PIX" if kinds.count("sw") <= 1 else "PXB"
 
     def _through_memory(self, a: str, b: str, tree: Leg) -> Leg | None:
-        """Written to the memory next to `a`, read from there by `b`: the DRAM bus is crossed twice."""
+        """The path through host memory: `a` writes to the memory next to it, `b` reads from there, so that the DRAM bus is crossed
+        twice."""
         home = self.machine.home(a)
         rise = self._chain(a)
         write = [f"{u}>{v}" for u, v in pairwise(rise[: rise.index(home) + 1])]
@@ -123,7 +124,7 @@ class Router:
         return leg.links if leg else None
 
     def host(self, gpu: str, to_device: bool) -> Leg:
-        """Between the memory next to a GPU and the GPU, by one of its copy engines."""
+        """The path between a GPU and the memory next to it, through one of its copy engines."""
         machine = self.machine
         home = machine.home(gpu)
         bus = machine.memory_bus(home)

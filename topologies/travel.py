@@ -1,7 +1,7 @@
 """Paths between ranks: inside a node, and from node to node over NICs, leaves and spines.
 
-Which NIC: the one with affinity. On a rail-optimised fabric a flow to another rail goes over NVLink to the GPU that owns
-the target's rail first (NCCL's PXN, 2.12), and else over a spine.
+A rank uses the NIC with affinity to its device. On a rail-optimised fabric a flow to another rail first goes over NVLink to the GPU
+whose NIC is on the target's rail (NCCL's PXN, 2.12); without such a GPU it goes over a spine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ End = tuple[int, Site, int]
 
 
 def inside(site: Site, slot_a: int, slot_b: int) -> Leg | None:
-    """Between two different ranks of one node, or None where the node does not join them."""
+    """The path between two different ranks of one node; None where nothing inside the node connects them."""
     machine = site.machine
     if machine.gpus:
         return site.router.leg(site.device(slot_a), site.device(slot_b))
@@ -34,7 +34,7 @@ def inside(site: Site, slot_a: int, slot_b: int) -> Leg | None:
 
 
 def across(fabric: Fabric, a: End, b: End) -> tuple[tuple[str, ...], str, bool]:
-    """(links, kind, staged) from node to node over the network. Raises `BadInput` without a way."""
+    """(links, kind, staged) of the path between two ranks over the network. Raises `BadInput` where there is none."""
     (node_a, site_a, _), (node_b, site_b, slot_b) = a, b
     use_b = _use(b)
     nic_b = use_b.names[node_a % len(use_b.names)]
@@ -56,8 +56,9 @@ def across(fabric: Fabric, a: End, b: End) -> tuple[tuple[str, ...], str, bool]:
 
 
 def _leave(a: End, node_b: int, rail: int) -> tuple[Leg, str]:
-    """The sender's way to a NIC, and that NIC: its own on the receiver's rail, or over NVLink another GPU's there (PXN; also where that avoids
-    the host's memory, through which a GPU goes whose own NIC has failed), or its own on another."""
+    """The sender's path to a NIC, and that NIC: its own NIC on the receiver's rail; else the NIC of another GPU on that rail, over NVLink
+    (PXN); else its own NIC on another rail. PXN is also used where the direct path goes through host memory, as after a failure of the own
+    NIC."""
     _, site, slot = a
     use = _use(a)
     own = next((nic for nic in use.names if site.rails[nic] == rail), None)
@@ -74,7 +75,7 @@ def _leave(a: End, node_b: int, rail: int) -> tuple[Leg, str]:
 
 
 def _over(site: Site, gpu: str, rail: int) -> tuple[Leg, str] | None:
-    """Over NVLink to the GPU whose NIC is on the rail, and out there."""
+    """The path over NVLink to a GPU whose NIC is on the rail, and on to that NIC; None where there is no other such GPU."""
     owner = site.owner(rail, gpu)
     if owner is None or owner[0] == gpu:
         return None
@@ -95,7 +96,8 @@ def _use(end: End) -> NicUse:
 
 
 def _near(site: Site, nic: str, slot: int, inward: bool = False) -> Leg:
-    """Between a rank's device and its NIC; on a CPU host through the memory of the rank's socket."""
+    """The path from a rank's device to its NIC, or back (`inward`); on a CPU host through the memory of the rank's socket. Raises
+    `BadInput`."""
     device = site.device(slot)
     if site.machine.gpus:
         leg = site.router.leg(nic, device) if inward else site.router.leg(device, nic)

@@ -1,4 +1,4 @@
-"""The tree of a node (`[tree]`): who hangs on whom, from the sockets down."""
+"""The PCIe tree of a node (`[tree]`): the devices below each socket and switch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LARGEST = 4096
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """The PCIe tree of a node: sockets, switches and what hangs on them."""
+    """The PCIe tree of a node: sockets, switches and the devices below them."""
 
     up: dict[str, str]
     children: dict[str, tuple[str, ...]]
     sockets: tuple[str, ...]
     trays: tuple[tuple[str, ...], ...]
-    """Sockets that are joined directly."""
+    """Groups of sockets that are connected directly."""
 
     def of(self, kind: str) -> tuple[str, ...]:
         """All vertices of a kind, by number."""
@@ -37,7 +37,7 @@ class Tree(msgspec.Struct, frozen=True):
 
     @property
     def homes(self) -> tuple[str, ...]:
-        """The memory domains: NUMA domains, or whole sockets that have none."""
+        """The memory domains: the NUMA domains of each socket, or the socket itself where it has none."""
         return tuple(n for s in self.sockets for n in (tuple(c for c in self.children.get(s, ()) if kind_of(c) == "numa") or (s,)))
 
     @property
@@ -72,7 +72,7 @@ def read_tree(table: Table, kind: str) -> Tree:
 
 
 def _repeat(children: Mapping[str, tuple[str, ...]], times: int) -> dict[str, tuple[str, ...]]:
-    """`times` copies, numbered on: with two GPUs in the tree, copy 1 calls them gpu2 and gpu3."""
+    """Makes `times` copies with consecutive numbers: with two GPUs in the tree, those of copy 1 are gpu2 and gpu3."""
     if times == 1:
         return dict(children)
     names = {*children, *(child for found in children.values() for child in found)}
@@ -106,7 +106,7 @@ def _parents(children: Mapping[str, tuple[str, ...]], where: str) -> dict[str, s
 
 
 def _check_roots(children: Mapping[str, tuple[str, ...]], up: Mapping[str, str], where: str) -> None:
-    """Everything must lead up to a socket: no cycle, no vertex that hangs on nothing."""
+    """Raises `BadInput` unless every vertex is below a socket or a tray: there must be no cycle and no vertex without a parent."""
     for name in (*children, *up):
         seen = {name}
         at = name

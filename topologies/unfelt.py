@@ -1,4 +1,4 @@
-"""What-ifs that the ranks in question do not feel: an edit that changes nothing should not pass for an answer."""
+"""Finds what-ifs that have no effect on the ranks of a plan, so that the user does not take an unchanged result for an answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NETWORK = (
 
 
 def unfelt(topology: Topology, ranks: int) -> list[str]:
-    """A sentence for each edit of the machine that the first `ranks` ranks cannot feel, because of where they sit."""
+    """A sentence for each edit of the machine that has no effect on the first `ranks` ranks, because of their place."""
     found = []
     for edit in dict.fromkeys(topology.cluster.edits):
         why = _why(topology, ranks, *(part.strip() for part in edit.strip().removeprefix("fabric.").split("=", 1)))
@@ -32,7 +32,7 @@ def unfelt(topology: Topology, ranks: int) -> list[str]:
 
 
 def unmeasured(topology: Topology) -> list[str]:
-    """A sentence for each edit of a device that does not reach what a calibration has measured."""
+    """A sentence for each edit of a device that does not change the costs that a calibration has measured."""
     keys = {edit: edit.partition("=")[0].strip() for edit in topology.cluster.edits}
     devices = {edit: key for edit, key in keys.items() if key.startswith(("gpu.", "cpu.flops", "cpu.bandwidth")) and key != "gpu.memory"}
     return [f"{edit} does not reach what the calibration has, which is of the device as it was: leave one of them out" for edit in devices]
@@ -59,12 +59,12 @@ def _why(topology: Topology, ranks: int, key: str, value: str) -> str:
 
 
 def _all_linked(topology: Topology, ranks: int) -> bool:
-    """Do all ranks of the first node reach each other over NVLink (or xGMI)?"""
+    """True if all ranks of the first node reach each other over NVLink (or xGMI)."""
     found = _kinds(topology, ranks)
     return bool(found) and found <= {"NVL", "NVB"}
 
 
 def _kinds(topology: Topology, ranks: int) -> set[str]:
-    """Kinds of the ways between the ranks of the first node."""
+    """Kinds of the paths between the ranks of the first node."""
     here = [rank for rank in range(min(ranks, topology.ranks_on(0))) if topology.node(rank) == 0]
     return {topology.path(a, b).kind for a in here for b in here if a != b}

@@ -14,7 +14,7 @@ from topologies.travel import End, across, inside
 
 
 class Ways:
-    """`end` tells where a rank is, `rates` what a link carries."""
+    """Computes and caches paths. `end` gives the place of a rank, `rates` the rate and latency of a link."""
 
     def __init__(self, fabric: Fabric, rates: Rates, end: Callable[[int], End]) -> None:
         self._fabric, self._rates, self._end = fabric, rates, end
@@ -22,7 +22,7 @@ class Ways:
         self._host: dict[tuple[int, bool], Path] = {}
 
     def between(self, a: int, b: int) -> Path:
-        """From rank to rank. Raises `BadInput` where nothing joins them."""
+        """The path from rank `a` to rank `b`. Raises `BadInput` where nothing connects them."""
         found = self._between.get((a, b))
         if found is None:
             found = self._between[a, b] = self._found(a, b)
@@ -54,7 +54,7 @@ class Ways:
         return found
 
     def _measured(self, links: tuple[str, ...], kind: str, staged: bool) -> Path:
-        """With the rate of the narrowest link and the latency of all."""
+        """Makes the `Path`: its rate is that of the slowest link, its latency the sum over the links."""
         found = {name: self._rates.link(name) for name in links}
         rate = min(found[name].rate / count for name, count in Counter(links).items())
         return Path(links, rate, sum(found[name].latency for name in links), kind, staged)
