@@ -73,7 +73,7 @@ class Family(Rates, frozen=True, kw_only=True):
 
 
 Sets = dict[str, AttentionFit]
-"""Kernel -> parameters. d64, d128, d256: causal kernels by head size; full: without a mask, heads up to 80."""
+"""Kernel -> parameters. d64, d128, d256: causal kernels by head size; full: without a mask, heads up to `SMALL`."""
 
 
 @cache

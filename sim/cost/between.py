@@ -31,7 +31,8 @@ class Curve:
         return bool(self.sizes)
 
     def at(self, size: float) -> tuple[float, bool]:
-        """(seconds, whether `size` lies inside the measured range)."""
+        """(seconds, whether they count as measured). Below the smallest measured size its seconds hold, and count as measured if there are several
+        sizes; above the largest the seconds grow in proportion to the size."""
         xs, ys = self.sizes, self.seconds
         if size <= xs[0]:
             return ys[0], size >= xs[0] or len(xs) > 1
@@ -46,8 +47,8 @@ class Grid:
     """Seconds over a grid of shapes: a sum of terms at rates that are fitted to all points, times the error of that sum, interpolated between the points
     around the shape (multilinear in logarithms).
 
-    Corners too large to measure are off as the nearest smaller measured shape is: beyond the measured volume
-    the efficiency stays what it was (a GEMM's time per FLOP has flattened there).
+    A corner of the grid that was not measured has the error of the nearest measured shape (in logarithms): beyond the measured volume the
+    efficiency stays what it was (a GEMM's time per FLOP has flattened there).
     """
 
     def __init__(self, points: Iterable[tuple[Shape, float]], terms: Callable[[Shape], Sequence[float]]) -> None:

@@ -24,7 +24,6 @@ COMM = "comm"
 _MOMENT = 1e-12
 _NOTHING = 1e-9
 """Share of a step below which a difference counts as zero (rounding)."""
-"""Kinds of ops whose times rest on costs with a source."""
 
 
 class Breakdown(msgspec.Struct, frozen=True):
