@@ -23,7 +23,7 @@ def test_a_killed_rank_ends_the_run(phase: str, tmp_path: Path) -> None:
 
 
 def test_a_stopped_rank_is_found(tmp_path: Path) -> None:
-    ended = hurt(tmp_path, "profiled step", signal.SIGSTOP, stall=4.0)
+    ended = hurt(tmp_path, "profiled step", signal.SIGSTOP, stall=15.0)
     assert "rank 1 of 2: stopped by a signal" in ended.message
     assert ended.left == 0
 
