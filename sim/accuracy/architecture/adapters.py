@@ -110,7 +110,9 @@ def on_its_linears(model: dict[str, Any], fused: bool, assumed: list[str]) -> di
     """The model table with adapters that its linears can have: those of queries and of values stand on one, where that makes keys, too (PEFT names
     `query_key_value` or `c_attn` for such models). `fused`: the framework has one for all where the model does not say."""
     one = bool(model.get("mla")) or (fused if model.get("fused_qkv") is None else bool(model["fused_qkv"]))
-    if not (one and model.get("lora") and "q" in model["lora"]["targets"]):
+    targets = model["lora"]["targets"] if model.get("lora") else ()
+    rest = [target for target in targets if target not in ("q", "k", "v")]
+    if not one or len(rest) == len(targets):
         return model
-    assumed.append("adapters of queries and values taken as one of queries, keys and values, which are one linear")
-    return model | {"lora": model["lora"] | {"targets": ("qkv",)}}
+    assumed.append("adapters of queries, keys or values taken as one of all three, which are one linear")
+    return model | {"lora": model["lora"] | {"targets": ("qkv", *rest)}}

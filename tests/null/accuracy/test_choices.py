@@ -146,6 +146,11 @@ def test_adapters_are_what_a_row_says_of_them(notes: str, rank: int, targets: li
     assert isinstance(model, dict) and (model["lora"]["rank"], list(model["lora"]["targets"])) == (rank, targets)
 
 
+def test_letters_of_one_linear_are_its_adapter_beside_the_others_that_a_row_names() -> None:
+    model = case_of(row(task="LoRA", framework="DeepSpeed", sharding="", gpus=8, notes="on v_proj and o_proj")).plan.model
+    assert isinstance(model, dict) and list(model["lora"]["targets"]) == ["qkv", "proj"]
+
+
 @pytest.mark.parametrize(
     ("sharding", "base", "noted"), [("none", "nf4", r"four bits \(NF4\)"), ("FSDP FULL_SHARD", "", "neither its bytes nor its unpacking")]
 )
